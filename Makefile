@@ -111,7 +111,7 @@ FUZZ_TESTS := $(call PROGRAMS,fuzz)
 GRAD_TESTS := $(if $(call on,$(SAN) $(TSAN)),,$(call PROGRAMS,grad))
 # (nor these, which compute for long or start other programs, and read no input that the other tests do not)
 SLOW_TESTS := $(if $(call on,$(SAN) $(TSAN)),$(patsubst %,tests/test_%.sh,add_memory backends build demo examples fetch_eval \
-    mpi pages python python_torch sft study))
+    mpi pages published_model python python_torch sft study))
 TESTS := $(EMU_TESTS) $(call PROGRAMS,test) $(GRAD_TESTS) $(FUZZ_TESTS) $(filter-out $(SLOW_TESTS),$(sort $(wildcard tests/test_*.sh)))
 # (the longest, which mostly waits, first: last it would run alone)
 TESTS := $(filter %/test_serve.sh,$(TESTS)) $(filter-out %/test_serve.sh,$(TESTS))

@@ -171,17 +171,19 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 
 
 def tree():
-    """The files of a source distribution: those of git, or all of an unpacked one."""
+    """The files of a source distribution: those of git, or all of an unpacked one, without the models (79 MB), which are
+    not in the wheel either."""
     git = ["git", "-C", ROOT]
     top = subprocess.run([*git, "rev-parse", "--show-toplevel"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if top.returncode == 0 and os.path.realpath(top.stdout.decode().strip()) == os.path.realpath(ROOT):
         names = subprocess.run([*git, "ls-files", "-zco", "--exclude-standard"], stdout=subprocess.PIPE, check=True)
-        return sorted(n for n in set(names.stdout.decode().split("\0")) if os.path.isfile(os.path.join(ROOT, n)))
+        found = set(names.stdout.decode().split("\0"))
+        return sorted(n for n in found if os.path.isfile(os.path.join(ROOT, n)) and not n.startswith("models/"))
     found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = set(folders) - SKIPPED
         found += [os.path.relpath(os.path.join(folder, name), ROOT) for name in files if not name.endswith(".pyc")]
-    return sorted(n for n in found if n not in ("hola", "PKG-INFO") and not n.startswith("python/hola/lib/"))
+    return sorted(n for n in found if n not in ("hola", "PKG-INFO") and not n.startswith(("models/", "python/hola/lib/")))
 
 
 def build_sdist(sdist_directory, config_settings=None):

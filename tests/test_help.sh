@@ -81,7 +81,7 @@ check 'generate, disk full' test "$(cat "$dir/err")" = 'hola: standard output: N
 if command -v python3 >/dev/null; then
     documents() { python3 "$top/tests/doc_commands.py" "$hola" "$@" >"$dir/text"; }
     checks=$((checks + 1))
-    documents "$top"/README.md "$top"/docs/*.md "$top"/models/*/README.md "$top"/study/README.md || bad "$(cat "$dir/text")"
+    documents "$top"/README.md "$top"/docs/*.md "$top"/models/README.md "$top"/models/*/README.md "$top"/study/README.md || bad "$(cat "$dir/text")"
     check "many of them: $(cat "$dir/text")" test "$(sed -n 's/ commands.*//p' "$dir/text")" -gt 60
     printf 'such as `hola score --frobnicate 3`\n' >"$dir/wrong.md"
     check 'an option that is none is found' eval '! documents "$dir/wrong.md"'

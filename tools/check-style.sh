@@ -64,7 +64,7 @@ grep -Eho '^[[:space:]]*(struct|union|enum) hl_[a-z0-9_]+ \{' $in_src | sed 's/^
     echo "$tag is defined twice:" $(grep -l "$tag {" $in_src)
 done | all && bad=1
 
-LC_ALL=C.UTF-8 grep -nE '^.{121,}' ./*.md docs/*.md | grep -vE '^[^:]*:[0-9]*:[[:space:]]*[|]|https?://' |
+LC_ALL=C.UTF-8 grep -nE '^.{121,}' ./*.md docs/*.md models/*.md models/*/*.md | grep -vE '^[^:]*:[0-9]*:[[:space:]]*[|]|https?://' |
     sed 's/^\([^:]*:[0-9]*\):.*/\1: more than 120 columns/' | all && bad=1
 
 # (functions shared by the files of one CUDA op have C++ names; a kernel that is not static would be one copy for both

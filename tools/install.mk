@@ -5,7 +5,7 @@ SHARE := share/man/man1/hola.1 share/bash-completion/completions/hola share/zsh/
     share/fish/vendor_completions.d/hola.fish
 FILES := bin/hola $(addprefix $(LIBDIR)/,libhola.a libhola.so.0 libhola.so pkgconfig/hola.pc) include/hola.h \
     include/hola.hpp include/hola_ops.h $(SHARE)
-MODELS := $(notdir $(wildcard models/*))
+MODELS := $(notdir $(patsubst %/config.json,%,$(wildcard models/*/config.json)))
 to = $(DESTDIR)$(PREFIX)
 install: all $(BUILD)/libhola.so.0 ## install into DESTDIR and PREFIX
 	install -d $(addprefix $(to)/,bin $(LIBDIR)/pkgconfig include $(dir $(SHARE)))
@@ -19,10 +19,11 @@ install: all $(BUILD)/libhola.so.0 ## install into DESTDIR and PREFIX
 	install -m 644 completions/hola.fish $(to)/share/fish/vendor_completions.d/
 	for m in $(MODELS); do install -d $(to)/share/hola/models/$$m && \
 	    install -m 644 models/$$m/* $(to)/share/hola/models/$$m/ || exit 1; done
+	$(if $(MODELS),install -m 644 models/README.md $(to)/share/hola/models/)
 	version=$$(sed -n 's/^.define HOLA_VERSION "\(.*\)"/\1/p' include/hola.h) && \
 	    sed "s|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$$version|; s|@LIBS@|$(strip $(LIBS))|" hola.pc.in \
 	    >$(to)/$(LIBDIR)/pkgconfig/hola.pc
 uninstall: ## remove what install wrote
 	rm -f $(addprefix $(to)/,$(FILES))
-	rm -rf $(addprefix $(to)/share/hola/models/,$(MODELS))
+	rm -rf $(addprefix $(to)/share/hola/models/,$(MODELS) README.md)
 .PHONY: install uninstall

@@ -9,7 +9,7 @@ from serve_browser import Browser  # noqa: E402
 from serve_client import Server  # noqa: E402
 
 width, height = (int(x) for x in sys.argv[3:5]) if len(sys.argv) > 4 else (1200, 760)
-s = Server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "models", "hola-tiny"), "--log", "none")
+s = Server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "models", "hola-46m"), "--log", "none")
 b = Browser(width, height)
 try:
     b.size(width, height)
