@@ -48,8 +48,8 @@ struct hola_model {
     struct hl_state_layout state; /* never changes while there are sessions */
     struct hl_state_pool states;
     struct hl_state_pool staging; /* of a device: blocks on the host, for sessions on their way from and to files */
-    uint64_t hash;        /* of config and weights (hash.c); 0: not computed */
-    pthread_mutex_t lock; /* guards `infer` and changes of form */
+    uint64_t hash;                /* of config and weights (hash.c); 0: not computed */
+    pthread_mutex_t lock;         /* guards `infer` and changes of form */
     struct hl_activations infer;
     struct hl_candidate *candidates; /* in backend memory: room for candidates_room of them */
     int64_t candidates_room;
