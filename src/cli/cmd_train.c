@@ -72,7 +72,6 @@ static void compare_tokens(const hola_config *cfg, const struct train_opts *o) {
 static hola_status make_config(const struct train_opts *o, hola_config *cfg, bool speaks) {
     char vocab[CLI_GROUPED], preset[CLI_GROUPED];
     hola_status s = o->model ? started_config(o, cfg) : cli_config(cfg, o->preset, o->config, o->model_type);
-    if (s == HOLA_OK && speaks && o->config && !o->model && !o->preset) compare_tokens(cfg, o);
     if (s != HOLA_OK || !o->preset) return s;
     const int64_t before = cfg->vocab_size;
     cfg->max_position_embeddings = o->seq_len;
@@ -238,6 +237,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
         eval.stop = &stop_asked;
         t.benchmark = train_eval_run, t.benchmark_ctx = &eval;
     }
+    if (root && o->config && !o->model && !o->preset) compare_tokens(&t.config, o);
     char *settings = train_options_text(o);
     t.settings = settings;
     speaking = root;
