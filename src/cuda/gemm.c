@@ -192,21 +192,6 @@ static int without_workspace(struct lt *lt, const struct hl_plan *p, const struc
     return n;
 }
 
-/* Of FP8 the heuristic also suggests kernels that refuse the shape when they are called. */
-static bool take_checked(struct lt *lt, struct hl_plan *p, const cublasLtMatmulHeuristicResult_t *r, int n) {
-    cublasLtMatmulHeuristicResult_t checked;
-    for (int i = 0; i < n; i++) {
-        if (lt->cublasLtMatmulAlgoCheck(lt->handle, p->op, p->a, p->b, p->c, p->c, &r[i].algo, &checked) !=
-                CUBLAS_STATUS_SUCCESS ||
-            checked.workspaceSize > WORKSPACE)
-            continue;
-        p->algo = r[i].algo;
-        p->workspace = checked.workspaceSize;
-        return true;
-    }
-    return false;
-}
-
 /* On Hopper the heuristic's first choice is often not the fastest for large products; there we take the cheapest kernel
  * among those that need no cleared workspace. The choice depends only on the shape: timing could choose differently in
  * the next run and change the bits. */
@@ -215,11 +200,10 @@ static bool choose(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const st
     double least = 0;
     int major = 0, n = 0;
     bool full = false;
-    const int found = candidates(lt, p, WORKSPACE, r);
-    if (g->a_scale) return take_checked(lt, p, r, found); /* the table of tiles was measured for bf16 */
-    if (found == 0) return false;
+    if (candidates(lt, p, WORKSPACE, r) == 0) return false;
     p->algo = r[0].algo;
     p->workspace = r[0].workspaceSize;
+    if (g->a_scale) return true; /* the table of tiles was measured for bf16 */
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->index);
     const bool split = config(lt, &r[0], CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
     if (!split && g->M * g->N < ROUNDS * 128 * 160 * (int64_t)c->sms) return true;
