@@ -151,6 +151,7 @@ static double idle_time(struct hl_serve_engine *e, double due) {
 
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
+    const double least = e->o.model->backend->host ? 0 : HL_READ_LEAST_DEVICE;
     for (double due = -1;;) {
         if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
         take_messages(e, idle_time(e, due));
@@ -162,7 +163,7 @@ static void *run(void *ctx) {
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;
         e->join_for = writes ? took : INFINITY;
-        hl_serve_read(e, !writes ? 0.2 : took > e->read_least ? took : e->read_least);
+        hl_serve_read(e, !writes ? 0.2 : took > least ? took : least);
         due = hl_serve_save_due(e, false);
         hl_serve_count(e);
         if (e->stopping && e->streams == 0 && !e->waiting && e->disk_jobs == 0 && !e->deferred) break;
@@ -220,7 +221,6 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
     e->vocab = hola_model_config(opt->model)->vocab_size;
-    e->read_least = opt->model->backend->host ? 0 : HL_READ_LEAST_DEVICE;
     /* Never more than were in use at once, which is bounded by admission and cache_mem */
     opt->model->states.most = INT64_MAX;
     e->last_waiting = &e->waiting;

@@ -7,9 +7,9 @@
 #include "serve/pace.h"
 #include "serve/prefix.h"
 
-/* A device takes a step in one or two milliseconds; a prompt read for no longer would be read at a fraction of its rate.
- * Gaps between tokens stay below 10 ms. */
-#define HL_READ_LEAST_DEVICE 0.006
+/* A device takes a step in one or two milliseconds; a prompt read for no longer is read at a fraction of its rate. Gaps
+ * between tokens may be 10 ms (docs/serve.md). */
+#define HL_READ_LEAST_DEVICE 0.006 /* seconds for prompts after every step, at least */
 enum { HL_READ_PIECE = HL_PACE_UNIT, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
@@ -70,7 +70,6 @@ struct hl_serve_engine {
     struct hl_candidate *work;                       /* [vocab] */
     float *adjusted;                                 /* [vocab] */
     struct hl_pace pace;                             /* of reading prompts */
-    double read_least;                               /* seconds for prompts after every step, at least */
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;

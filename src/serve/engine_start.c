@@ -33,8 +33,8 @@ void hl_serve_refill_memory(struct hl_serve_engine *e) {
     while (missing(e) > 0 && undisturbed(&f) && add_one(&f, undisturbed)) {}
 }
 
-/* A device loads kernels, takes memory and chooses how to multiply when a length is new. Passes of all lengths that
- * hl_serve_read makes, then last pieces of several prompts in one; what fails here fails again when it is asked for. */
+/* A device loads kernels, takes memory and chooses how to multiply when a length is new. Last pieces of several prompts
+ * in one pass, then passes of all lengths that hl_serve_read makes; what fails here fails again when it is asked for. */
 static void use_device(struct hl_serve_engine *e, double until) {
     enum { MOST = 64 };
     const int64_t n = e->o.parallel < MOST ? e->o.parallel : MOST;
