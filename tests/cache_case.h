@@ -186,6 +186,20 @@ static inline real *batch_states(const struct batch *b, const struct hl_rows *ro
     }
     return all;
 }
+/* Three segments whose states have the delta rule's at S: in one pass, or each alone. */
+static inline void forward_three(const struct hl_ops *ops, struct batch *b, struct hl_seg g[3], int64_t S,
+                                 struct hl_backend *backend, bool alone) {
+    for (int n = 0; n < 3; n += alone ? 1 : 3) {
+        struct hl_rows rows = {.T = b->T, .n = alone ? 1 : 3, .seg = g + n};
+        real *after[3];
+        for (int j = n; j < 3; j++) after[j - n] = (real *)(void *)(g[j].state + S);
+        real *block_S = batch_states(b, &rows, after);
+        b->a.rows = &rows;
+        b->a.block_S = block_S, b->a.S_off = S;
+        ops->cache_forward(backend, &b->a);
+        free(block_S);
+    }
+}
 
 /* After a whole block the state's positions are the next block's selection. */
 static inline void check_positions(const struct batch *b, const char *state, int64_t pos) {

@@ -401,16 +401,7 @@ static void test_session_bits(void **state) {
                         g[n] = (struct hl_seg){b->seg[n].row + at[n], add, at[n], st + (3 * alone + n) * bytes};
                         at[n] += add;
                     }
-                    for (int n = 0; n < 3; n += alone ? 1 : 3) {
-                        struct hl_rows rows = {.T = b->T, .n = alone ? 1 : 3, .seg = g + n};
-                        real *after[3];
-                        for (int j = n; j < 3; j++) after[j - n] = (real *)(void *)(g[j].state + S);
-                        real *block_S = batch_states(b, &rows, after);
-                        b->a.rows = &rows;
-                        b->a.block_S = block_S, b->a.S_off = S;
-                        ops->cache_forward(alone ? one : three, &b->a);
-                        free(block_S);
-                    }
+                    forward_three(ops, b, g, S, alone ? one : three, alone);
                 }
             }
             same_bits(out, b->out, b->nv);

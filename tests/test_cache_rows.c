@@ -145,16 +145,7 @@ static void test_bits(void **state) {
                     for (int n = 0; n < 3; at[n] += add[step][n], n++)
                         g[n] =
                             (struct hl_seg){b->seg[n].row + at[n], add[step][n], at[n], st + (3 * alone + n) * bytes};
-                    for (int n = 0; n < 3; n += alone ? 1 : 3) {
-                        struct hl_rows rows = {.T = b->T, .n = alone ? 1 : 3, .seg = g + n};
-                        real *after[3];
-                        for (int j = n; j < 3; j++) after[j - n] = (real *)(void *)(g[j].state + S);
-                        real *block_S = batch_states(b, &rows, after);
-                        b->a.rows = &rows;
-                        b->a.block_S = block_S, b->a.S_off = S;
-                        ops->cache_forward(alone ? one : three, &b->a);
-                        free(block_S);
-                    }
+                    forward_three(ops, b, g, S, alone ? one : three, alone);
                 }
             }
             assert_memory_equal(out[0], out[1], (size_t)b->nv * sizeof(real));
