@@ -44,7 +44,7 @@ limit = o.limit or (40 if o.quick else 0)
 os.environ["HOLA"] = os.path.abspath(o.hola)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests"))
 from serve_client import Server  # noqa: E402
-from serve_streams import Streams, gaps, ms, p99, together  # noqa: E402
+from serve_streams import Elsewhere, Streams, gaps, ms, p99, together  # noqa: E402
 
 only = o.only.split(",") if o.only else ["P%d" % i for i in range(1, 10)]
 threads = ["-t", str(o.threads)] if o.threads else []
@@ -180,21 +180,33 @@ def long_prompt():
 
 
 def joining():
+    """On many cores those who join are another process: opening 56 connections takes longer than a device's step."""
     s = server("--parallel", "64")
     q = Streams(s.port)
     eight = [q.add({"prompt": tokens(s, 8), "max_tokens": 1 << 24}) for _ in range(8)]
     q.run(lambda: all(len(x["at"]) > 10 for x in eight))
+    prompts = [tokens(s, 64) for _ in range(56)]
+
+    def rest(streams):
+        new = [streams.add({"prompt": p, "max_tokens": 1 << 24}) for p in prompts]
+        streams.run(lambda: all(len(x["at"]) > 30 for x in new))
+        return [x["at"] for x in new]
+
     begin = time.monotonic()
-    rest = [q.add({"prompt": tokens(s, 64), "max_tokens": 1 << 24}) for _ in range(56)]
-    q.run(lambda: all(len(x["at"]) > 0 for x in rest))
-    joined = time.monotonic()
-    q.run(lambda: all(len(x["at"]) > 30 for x in rest))
-    new, all64 = p99(gaps(eight, begin, joined)), p99(gaps(q.all, joined, time.monotonic()))
+    if os.cpu_count() >= 8:
+        child = Elsewhere(lambda: rest(Streams(s.port)))
+        q.run(child.ended)
+        new = child.result()
+    else:
+        new = rest(q)
+    joined, end = max(at[0] for at in new), min(at[-1] for at in new)
     q.close()
     s.stop()
+    worst, all64 = p99(gaps(eight, begin, joined)), p99(gaps(eight + [{"at": at} for at in new], joined, end))
     least = 0.01 if gpu else 0.1
     row("P5", "p99 gap of 8 streams while 56 join", "<= max(3 x, %.0f ms)" % (1000 * least),
-        "%s (%.1f x of %s with 64)" % (ms(new), new / all64, ms(all64)), new <= max(3 * all64, least), joining_s=new, with_64_s=all64)
+        "%s (%.1f x of %s with 64)" % (ms(worst), worst / all64, ms(all64)), worst <= max(3 * all64, least), joining_s=worst,
+        with_64_s=all64)
 
 
 def first_token(s, body):

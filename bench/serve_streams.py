@@ -1,6 +1,7 @@
 """serve_streams.py -- many clients of a server at once, and when each of their tokens came. The standard library alone."""
 import json
 import os
+import select
 import selectors
 import socket
 import time
@@ -71,26 +72,36 @@ def ms(x):
     return "%.1f ms" % (1000 * x)
 
 
+class Elsewhere:
+    """f() in a process of its own."""
+
+    def __init__(self, f):
+        there, here = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(there)
+                with os.fdopen(here, "w") as out:
+                    json.dump(f(), out)
+            finally:
+                os._exit(0)
+        os.close(here)
+        self.pipe = there
+
+    def ended(self):
+        """Whether its result, or a part of it, is there."""
+        return bool(select.select([self.pipe], [], [], 0)[0])
+
+    def result(self):
+        with os.fdopen(self.pipe) as x:
+            out = json.load(x)
+        os.waitpid(self.pid, 0)
+        return out
+
+
 def together(n, f):
     """The joined lists of f(0) to f(n - 1), each in a process of its own where there are several."""
     if n == 1:
         return f(0)
-    parts = []
-    for i in range(n):
-        there, here = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(there)
-                with os.fdopen(here, "w") as out:
-                    json.dump(f(i), out)
-            finally:
-                os._exit(0)
-        os.close(here)
-        parts.append((pid, there))
-    out = []
-    for pid, there in parts:
-        with os.fdopen(there) as x:
-            out += json.load(x)
-        os.waitpid(pid, 0)
-    return out
+    parts = [Elsewhere(lambda i=i: f(i)) for i in range(n)]
+    return [x for part in parts for x in part.result()]

@@ -1,6 +1,7 @@
 /* cuda_serve.c -- the server's engine with a model on a device: it is ready before its first request, and many at once
  * are answered as each alone. */
 #define _GNU_SOURCE
+#include "serve/prefix.h"
 #include "serve_case.h"
 
 enum { PROMPTS = 6, TOKENS = 6 };
@@ -25,9 +26,14 @@ static void answers(void **state) {
     if (!m) skip();
     rig_open_with(&g, m, NULL);
     rig_stop(&g);
+    hola_session *s;
+    CHECK_OK(hola_session_new(&s, m));
     g.o.parallel = 100; /* more than the thread could have added by now */
+    g.o.cache_mem = 10 * hl_session_cost(s, CASE_VOCAB);
+    hola_session_free(s);
+    hl_state_pool_free(&m->states, m->backend);
     rig_start(&g);
-    assert_int_equal(hl_state_pool_kept(&m->states), 100); /* sessions' memory is there */
+    assert_int_equal(hl_state_pool_kept(&m->states), 110); /* memory of sessions and snapshots is there */
     for (int i = 0; i < PROMPTS; i++) {
         struct hl_serve_request *r = case_request(&g, ids + i, length[i], TOKENS);
         r->sampling = likeliest;

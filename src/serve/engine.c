@@ -151,7 +151,8 @@ static double idle_time(struct hl_serve_engine *e, double due) {
 
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
-    const double least = e->o.model->backend->host ? 0 : HL_READ_LEAST_DEVICE;
+    const bool host = e->o.model->backend->host;
+    const double least = host ? 0 : HL_READ_LEAST_DEVICE;
     for (double due = -1;;) {
         if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
         take_messages(e, idle_time(e, due));
@@ -163,7 +164,8 @@ static void *run(void *ctx) {
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;
         e->join_for = writes ? took : INFINITY;
-        hl_serve_read(e, !writes ? 0.2 : took > least ? took : least);
+        /* a device's shortest pass takes milliseconds: a second one would keep those who write waiting */
+        hl_serve_read(e, !writes ? 0.2 : took > least ? took : least, writes && !host);
         due = hl_serve_save_due(e, false);
         hl_serve_count(e);
         if (e->stopping && e->streams == 0 && !e->waiting && e->disk_jobs == 0 && !e->deferred) break;

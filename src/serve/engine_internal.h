@@ -9,7 +9,7 @@
 
 /* A device takes a step in one or two milliseconds; a prompt read for no longer is read at a fraction of its rate. Gaps
  * between tokens may be 10 ms (docs/serve.md). */
-#define HL_READ_LEAST_DEVICE 0.006 /* seconds for prompts after every step, at least */
+#define HL_READ_LEAST_DEVICE 0.0075 /* seconds for prompts after every step, at least: with a step less than 10 ms */
 enum { HL_READ_PIECE = HL_PACE_UNIT, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
@@ -100,8 +100,8 @@ void hl_serve_request_maybe_end(struct hl_serve_engine *e,
 hola_status hl_serve_rebuild(struct hl_serve_engine *e, struct hl_conversation *c, struct hl_op *op);
 
 bool hl_scores(const struct hl_serve_stream *st); /* whether the prompt's tokens are sent as events too */
-/* engine_read.c: reads prompt pieces for about this many seconds, at least one */
-void hl_serve_read(struct hl_serve_engine *e, double seconds);
+/* engine_read.c: reads prompt pieces for about this many seconds, at least one; once: one */
+void hl_serve_read(struct hl_serve_engine *e, double seconds, bool once);
 /* Stores a copy for later prompts */
 void hl_serve_stream_snapshot(struct hl_serve_engine *e, struct hl_serve_stream *st);
 

@@ -134,7 +134,7 @@ static struct hl_serve_stream *next_reader(struct hl_serve_engine *e) {
     return NULL;
 }
 
-void hl_serve_read(struct hl_serve_engine *e, double seconds) {
+void hl_serve_read(struct hl_serve_engine *e, double seconds, bool once) {
     const double start = hl_clock(), until = start + seconds;
     for (double now = start;;) {
         struct hl_serve_stream *st = next_reader(e);
@@ -150,6 +150,6 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds) {
         const double then = now;
         now = hl_clock();
         if (done > HL_FEW && !scores) hl_pace_add(&e->pace, done, now - then);
-        if (now >= until) return;
+        if (once || now >= until) return;
     }
 }

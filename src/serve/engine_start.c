@@ -2,8 +2,8 @@
  * and, on a device, the first use of what passes over prompts need.
  *
  * New memory costs page faults, or waits for a device, which in a burst of requests would take as long as reading the
- * prompts. So the model has `parallel` blocks that were written to: since before the first request, and again whenever
- * the engine is idle and snapshots have taken some. */
+ * prompts. So the model has blocks that were written to: since before the first request, and again whenever the engine is
+ * idle and snapshots have taken some. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "serve/engine_internal.h"
@@ -24,8 +24,13 @@ static void fill_one(void *ctx, int64_t i, int worker) {
     (void)i, (void)worker;
     if (in_time(ctx)) add_one(ctx, in_time);
 }
+/* Blocks to have ready: one for each sequence; on a device, where memory is never taken quickly, also for what cache_mem
+ * has room for: every prompt that was read leaves a snapshot, 56 of them in the round in which 56 streams join. */
 static int64_t missing(const struct hl_serve_engine *e) {
-    return e->o.parallel - hl_state_pool_kept(&e->o.model->states);
+    hola_model *m = e->o.model;
+    const int64_t room = e->o.cache_mem - e->prefixes.bytes - e->idle_bytes;
+    const int64_t snapshots = m->backend->host || room < 0 ? 0 : room / e->session_cost;
+    return e->o.parallel + snapshots - hl_state_pool_kept(&m->states);
 }
 
 void hl_serve_refill_memory(struct hl_serve_engine *e) {
@@ -33,8 +38,9 @@ void hl_serve_refill_memory(struct hl_serve_engine *e) {
     while (missing(e) > 0 && undisturbed(&f) && add_one(&f, undisturbed)) {}
 }
 
-/* A device loads kernels, takes memory and chooses how to multiply when a length is new. Last pieces of several prompts
- * in one pass, then passes of all lengths that hl_serve_read makes; what fails here fails again when it is asked for. */
+/* A device takes 10 to 20 ms for the first pass of a length, to load kernels for its products. First the lengths of long
+ * pieces, each a second time for the estimate of their time; then last pieces of any number of prompts in one pass. What
+ * fails here fails again when it is asked for. */
 static void use_device(struct hl_serve_engine *e, double until) {
     enum { MOST = 64 };
     const int64_t n = e->o.parallel < MOST ? e->o.parallel : MOST;
@@ -47,10 +53,15 @@ static void use_device(struct hl_serve_engine *e, double until) {
         ids[made] = (struct hl_ids){.data = zero, .n = HL_PACE_UNIT};
         made++;
     }
-    for (int64_t k = made; k > 0 && hl_clock() < until; k /= 2)
+    for (int64_t len = HL_PACE_UNIT; made > 0 && len <= HL_PACE_MOST && hl_clock() < until; len *= 2) {
+        hola_status st = hola_session_feed(s[0], zero, len, NULL);
+        const double start = hl_clock();
+        if (st == HOLA_OK) st = hola_session_feed(s[0], zero, len, NULL);
+        if (st != HOLA_OK) break;
+        hl_pace_add(&e->pace, len, hl_clock() - start);
+    }
+    for (int64_t k = made; k > 0 && hl_clock() < until; k--)
         if (hl_sessions_feed(s, ids, k, logits) != HOLA_OK) break;
-    for (int64_t len = HL_PACE_UNIT; made > 0 && len <= HL_PACE_MOST && hl_clock() < until; len *= 2)
-        if (hola_session_feed(s[0], zero, len, NULL) != HOLA_OK) break;
     while (made > 0) hola_session_free(s[--made]);
     free(zero), free(logits);
 }
@@ -64,5 +75,5 @@ void hl_serve_prepare(struct hl_serve_engine *e) {
         return;
     }
     while (missing(e) > 0 && in_time(&f) && add_one(&f, in_time)) {}
-    use_device(e, hl_clock() + 2);
+    use_device(e, hl_clock() + 3);
 }
