@@ -54,7 +54,8 @@ static inline void rig_open_with(struct rig *g, hola_model *model, const char *d
                                   .session_dir = dir,
                                   .session_dtype = HOLA_F32,
                                   .timeout_queue = 300,
-                                  .save_after = 10};
+                                  .save_after = 10,
+                                  .sampling = hola_sampling_default()};
     rig_start(g);
 }
 static inline void rig_open(struct rig *g, const char *dir) { rig_open_with(g, case_model(), dir); }

@@ -227,7 +227,8 @@ static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cac
                                     .lock_wait = o->t_drain + 5,
                                     .timeout_queue = o->t_queue,
                                     .save_after = 8,
-                                    .lease = o->shared ? o->lease : 0};
+                                    .lease = o->shared ? o->lease : 0,
+                                    .sampling = o->sampling};
     return hl_serve_open(&s->engine, &e) == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 

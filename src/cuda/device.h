@@ -5,7 +5,7 @@
 #include "cuda/cuda.h"
 
 enum {
-    HL_GRAPHS = 16,
+    HL_GRAPHS = 512,   /* one for every number of sequences and way of sampling that a server meets */
     HL_KERNELS = 1024, /* more than exist */
     HL_PARTS = 8,      /* copies to the host in flight, each through its own part of the staging buffer */
     HL_STAGE_PART = 2 << 20,

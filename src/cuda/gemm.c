@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE = 64 << 20, MAX_PLANS = 256, CANDIDATES = 8, ROUNDS = 6, ROUND = 64, LONG = 2048 };
+enum { WORKSPACE = 64 << 20, CANDIDATES = 8, ROUNDS = 6, ROUND = 64, LONG = 2048 };
+enum { SLOTS = 2048, MOST_PLANS = SLOTS / 2 };
 
 /* X(name, parameters): the functions we use */
 #define LT_LIST(X)                                                                                                     \
@@ -42,13 +43,19 @@ struct lt {
 #undef LT_MEMBER
 };
 
-struct hl_plan {
-    struct hl_gemm shape; /* with pointers, alpha and beta cleared */
+struct shape { /* what a plan depends on */
+    int64_t M, N, K, lda, ldb, ldc;
+    int32_t in, out;
+    bool a_trans, b_trans, fp8, a_e5m2, b_blocks;
+};
+struct hl_plan { /* a slot of a hash table with linear probing */
+    struct shape shape;
+    bool used;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    bool fp8, none; /* none: known to have no kernel */
+    bool none; /* known to have no kernel */
 };
 
 static void *open_library(void) {
@@ -65,7 +72,7 @@ static void *open_library(void) {
 static struct lt *lt_open(struct hl_cuda *c) {
     if (c->lt) return c->lt;
     struct lt *lt = calloc(1, sizeof *lt);
-    c->plan = calloc(MAX_PLANS, sizeof *c->plan);
+    c->plan = calloc(SLOTS, sizeof *c->plan);
     c->lt = lt;
     if (!lt || !c->plan) {
         hl_cuda_fail(c, HOLA_ENOMEM, "matrix products: no memory");
@@ -100,11 +107,15 @@ static void plan_drop(struct lt *lt, struct hl_plan *p) {
     if (p->c) lt->cublasLtMatrixLayoutDestroy(p->c);
     memset(p, 0, sizeof *p);
 }
+static void drop_all(struct hl_cuda *c) {
+    for (int i = 0; i < SLOTS; i++) plan_drop(c->lt, &c->plan[i]);
+    c->plans = 0;
+}
 
 void hl_gemm_close(struct hl_cuda *c) {
     struct lt *lt = c->lt;
     if (lt && lt->handle) {
-        for (int i = 0; i < c->plans; i++) plan_drop(lt, &c->plan[i]);
+        drop_all(c);
         lt->cublasLtDestroy(lt->handle);
     }
     if (lt) hl_cuda_free(c, lt->workspace);
@@ -238,48 +249,80 @@ static bool scale_modes(struct lt *lt, const struct hl_plan *p, const struct hl_
            set(lt, p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &row, sizeof row) && scale_pointers(lt, p, g);
 }
 
-/* quiet: a missing kernel is not an error */
-static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g, bool quiet) {
+/* ---- plans ---- */
+
+/* Choosing a kernel takes a fraction of a millisecond, and prompts have any number of rows: a product has the kernel of
+ * the rounded number. */
+static int64_t rounded_rows(const struct hl_gemm *g) {
+    const int64_t step = g->M <= 1024 ? 64 : g->M <= 16384 ? 256 : 1024;
+    return g->a_trans || g->a_scale ? g->M : hl_pieces(g->M, step) * step;
+}
+
+/* other: the plan of the rounded product, NULL: none */
+static bool choose_as(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g,
+                      const struct hl_plan *other) {
+    cublasLtMatmulHeuristicResult_t checked;
+    if (!other || lt->cublasLtMatmulAlgoCheck(lt->handle, p->op, p->a, p->b, p->c, p->c, &other->algo, &checked) !=
+                      CUBLAS_STATUS_SUCCESS)
+        return choose(c, lt, p, g);
+    p->algo = other->algo;
+    p->workspace = checked.workspaceSize;
+    return p->workspace <= WORKSPACE || choose(c, lt, p, g);
+}
+
+static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const struct hl_gemm *g,
+                      const struct hl_plan *other) {
     const cublasOperation_t ta = g->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = g->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     bool ok = lt->cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
     ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
     ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     ok = ok && (!g->a_scale || scale_modes(lt, p, g));
-    ok = ok && layouts(lt, p, g);
-    if (!ok || !choose(c, lt, p, g)) {
-        if (!quiet)
-            hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld", (long long)g->M,
-                         (long long)g->N, (long long)g->K);
-        plan_drop(lt, p);
-        return false;
-    }
-    return true;
+    ok = ok && layouts(lt, p, g) && choose_as(c, lt, p, g, other);
+    if (!ok) plan_drop(lt, p);
+    return ok;
 }
 
-/* NULL: no kernel. */
+static struct shape shape_of(const struct hl_gemm *g) {
+    struct shape s;
+    memset(&s, 0, sizeof s); /* including padding: shapes are compared bytewise */
+    s.M = g->M, s.N = g->N, s.K = g->K;
+    s.lda = g->lda, s.ldb = g->ldb, s.ldc = g->ldc;
+    s.in = g->in, s.out = g->out;
+    s.a_trans = g->a_trans, s.b_trans = g->b_trans;
+    s.fp8 = g->a_scale != NULL, s.a_e5m2 = g->a_e5m2, s.b_blocks = g->b_blocks;
+    return s;
+}
+/* The shape's slot, or the free one where it belongs. */
+static struct hl_plan *slot_of(struct hl_cuda *c, const struct shape *s) {
+    const unsigned char *byte = (const unsigned char *)s;
+    uint64_t h = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < sizeof *s; i++) h = (h ^ byte[i]) * 1099511628211u;
+    struct hl_plan *p = &c->plan[h % SLOTS];
+    while (p->used && memcmp(&p->shape, s, sizeof *s)) p = p + 1 < c->plan + SLOTS ? p + 1 : c->plan;
+    return p;
+}
+
+/* NULL: no kernel, which is an error unless quiet. */
 static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct hl_gemm *g, bool quiet) {
-    struct hl_gemm shape;
-    memset(&shape, 0, sizeof shape); /* including padding: shapes are compared bytewise */
-    shape.M = g->M, shape.N = g->N, shape.K = g->K;
-    shape.a_trans = g->a_trans, shape.b_trans = g->b_trans;
-    shape.lda = g->lda, shape.ldb = g->ldb, shape.ldc = g->ldc;
-    shape.in = g->in, shape.out = g->out;
-    shape.a_e5m2 = g->a_e5m2, shape.b_blocks = g->b_blocks;
-    const bool fp8 = g->a_scale != NULL;
-    for (int i = 0; i < c->plans; i++)
-        if (c->plan[i].fp8 == fp8 && !memcmp(&c->plan[i].shape, &shape, sizeof shape))
-            return c->plan[i].none ? NULL : &c->plan[i];
-    if (c->plans == MAX_PLANS) /* with prompts of many different lengths: start over */
-        while (c->plans > 0) plan_drop(lt, &c->plan[--c->plans]);
-    struct hl_plan *p = &c->plan[c->plans];
-    p->none = !plan_make(c, lt, p, g, quiet);
-    if (p->none && !quiet) return NULL;
-    c->fp8_refused += p->none && fp8;
-    p->fp8 = fp8;
-    memcpy(&p->shape, &shape, sizeof shape);
-    c->plans++;
-    return p->none ? NULL : p;
+    const struct shape shape = shape_of(g);
+    struct hl_plan *p = slot_of(c, &shape), *other = NULL;
+    struct hl_gemm even = *g;
+    if (p->used && (!p->none || quiet)) return p->none ? NULL : p;
+    even.M = rounded_rows(g);
+    if (even.M != g->M) {
+        if (c->plans + 2 > MOST_PLANS) drop_all(c);
+        other = plan_find(c, lt, &even, true);
+    } else if (c->plans + 1 > MOST_PLANS) drop_all(c);
+    p = slot_of(c, &shape);
+    c->plans += !p->used;
+    const bool made = plan_make(c, lt, p, g, other);
+    p->shape = shape, p->used = true, p->none = !made;
+    c->fp8_refused += !made && shape.fp8 && quiet;
+    if (!made && !quiet)
+        hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS has no kernel for a product of %lld x %lld x %lld", (long long)g->M,
+                     (long long)g->N, (long long)g->K);
+    return made ? p : NULL;
 }
 
 bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g) {

@@ -12,10 +12,23 @@ void hl_graph_close(struct hl_cuda *c) {
     for (int i = 0; i < HL_GRAPHS; i++) drop(&c->graph[i]);
 }
 
+/* The slot of a key: its own, else one that is free or stale, else one whose work is forgotten. */
+static struct hl_graph *slot_of(struct hl_cuda *c, uint64_t key) {
+    enum { PROBES = 16 };
+    const uint64_t at = (key * 0x9e3779b97f4a7c15u) >> 32;
+    struct hl_graph *free_slot = NULL;
+    for (uint64_t i = 0; i < PROBES; i++) {
+        struct hl_graph *g = &c->graph[(at + i) % HL_GRAPHS];
+        if (g->key == key) return g;
+        if (!free_slot && (g->key == 0 || g->generation != c->generation)) free_slot = g;
+    }
+    return free_slot ? free_slot : &c->graph[at % HL_GRAPHS];
+}
+
 /* The first time, the work of a key only runs, so that it allocates its memory; the second time it is captured, and
  * afterwards replayed. */
 bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
-    struct hl_graph *g = &c->graph[key % HL_GRAPHS];
+    struct hl_graph *g = slot_of(c, key);
     if (g->key != key || g->generation != c->generation) {
         drop(g);
         g->key = key;
@@ -36,7 +49,7 @@ void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
     cudaGraph_t graph = NULL;
     c->recording = NULL;
     if (!g || g->key != key) {
-        c->graph[key % HL_GRAPHS].generation = c->generation; /* the first run may have allocated memory */
+        slot_of(c, key)->generation = c->generation; /* the first run may have allocated memory */
         return;
     }
     cudaError_t e = cudaStreamEndCapture(hl_stream(c), &graph);

@@ -214,13 +214,21 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
 
 /* ---- with sampling ---- */
 
+/* A sampling for each of n sessions, or one for all. */
+struct samplings {
+    const hola_sampling *p;
+    bool each;
+};
+static const hola_sampling *sampling_of(const struct samplings *a, int64_t i) { return a->p + (a->each ? i : 0); }
+
 /* From only the largest logits. */
-static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p, int64_t k,
+static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const struct samplings *a, int64_t k,
                             int32_t *next) {
     struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     int64_t bad = -1;
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
+        const hola_sampling *p = sampling_of(a, i);
         struct hl_candidate *c = w.top + i * k;
         int32_t recent[HOLA_RECENT];
         next[i] = -1;
@@ -232,35 +240,56 @@ static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *id
     free(w.top);
     return s == HOLA_OK && bad >= 0 ? not_finite(y[bad]->now.at.pos) : s;
 }
-
-/* How many of the largest logits sampling needs after each of n rows; 0: all. */
-static int64_t few(const hola_model *m, int64_t n, const hola_sampling *p) {
-    const int64_t vocab = m->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
-    return k <= HL_TOPK_MOST && 2 * n <= m->backend->xent_rows ? k : 0;
-}
-
-hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *given,
-                                     int32_t *next) {
-    hola_sampling sampling;
-    const hola_sampling *p = &sampling;
-    HL_NEED(next, "next");
-    hola_status s = check_step(y, n, ids);
-    if (s == HOLA_OK) s = hl_sampling_take(&sampling, given);
-    if (s != HOLA_OK) return s;
-    const int64_t vocab = y[0]->model->cfg.vocab_size, k = few(y[0]->model, n, p);
-    if (k > 0) return step_few(y, n, ids, p, k, next);
-    float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+static hola_status step_all(hola_session *const *y, int64_t n, const int32_t *ids, const struct samplings *a,
+                            int32_t *next) {
+    float *logits = malloc((size_t)(n * y[0]->model->cfg.vocab_size) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
-    s = hola_session_step(y, n, ids, logits);
+    hola_status s = hola_session_step(y, n, ids, logits);
     hola_status chosen = s == HOLA_ENUMERIC ? HOLA_OK : s;
     for (int64_t i = 0; chosen == HOLA_OK && i < n; i++) {
         next[i] = -1;
-        if (hola_session_logits(y[i])) chosen = hola_session_sample(y[i], p, &next[i]);
+        if (hola_session_logits(y[i])) chosen = hola_session_sample(y[i], sampling_of(a, i), &next[i]);
     }
     if (s == HOLA_OK) s = chosen;
     for (int64_t i = 0; i < n; i++) y[i]->now.at.has_logits = false;
     free(logits);
     return s;
+}
+
+/* How many of the largest logits these samplings need after each of `rows` rows; 0: all. In few different numbers, since
+ * a device captures a graph for each: that of greedy sampling, that of the default, and two more. */
+static int64_t few(const hola_model *m, int64_t rows, const struct samplings *a, int64_t n) {
+    static const int64_t numbers[] = {1, 40, 64, HL_TOPK_MOST};
+    const int64_t vocab = m->cfg.vocab_size;
+    int64_t k = 0, i = 0;
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t needs = hl_sample_needs(sampling_of(a, j));
+        const int64_t some = needs < vocab ? needs : vocab;
+        if (some == 0 || some > HL_TOPK_MOST) return 0;
+        if (some > k) k = some;
+    }
+    while (numbers[i] < k) i++;
+    k = numbers[i] < vocab ? numbers[i] : vocab;
+    return 2 * rows <= m->backend->xent_rows ? k : 0;
+}
+
+static hola_status step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const struct samplings *a,
+                               int32_t *next) {
+    const int64_t k = few(y[0]->model, n, a, a->each ? n : 1);
+    return k > 0 ? step_few(y, n, ids, a, k, next) : step_all(y, n, ids, a, next);
+}
+hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *given,
+                                     int32_t *next) {
+    hola_sampling sampling;
+    HL_NEED(next, "next");
+    hola_status s = check_step(y, n, ids);
+    if (s == HOLA_OK) s = hl_sampling_take(&sampling, given);
+    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){&sampling, false}, next) : s;
+}
+hola_status hl_step_sample_each(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
+                                int32_t *next) {
+    const hola_status s = check_step(y, n, ids);
+    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){p, true}, next) : s;
 }
 
 /* ---- several tokens of one session, sampling after each ---- */
@@ -308,7 +337,8 @@ static hola_status pass_few(hola_session *y, const int32_t *ids, int64_t n, cons
 
 hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
                                    int32_t *next) {
-    const int64_t vocab = y->model->cfg.vocab_size, pos = y->now.at.pos, k = few(y->model, n, p);
+    const int64_t vocab = y->model->cfg.vocab_size, pos = y->now.at.pos;
+    const int64_t k = few(y->model, n, &(struct samplings){p, false}, 1);
     HL_ASSERT(n >= 1 && n <= HL_STEP_ROWS);
     hola_status s = hl_model_check_ids(y->model, ids, n);
     if (s != HOLA_OK || k > 0) return s == HOLA_OK ? pass_few(y, ids, n, p, k, next) : s;

@@ -285,7 +285,8 @@ void hl_serve_close(struct hl_serve_engine *e) {
     hl_conversations_free(&e->conversations);
     hl_prefix_free(&e->prefixes);
     hl_queue_free(&e->inbox);
-    free(e->more), free(e->stream), free(e->who), free(e->batch), free(e->ids), free(e->logits);
+    free(e->more), free(e->stream), free(e->who), free(e->batch), free(e->ids), free(e->samplings);
+    free(e->logits);
     free(e->work), free(e->adjusted);
     free(e);
 }

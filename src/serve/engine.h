@@ -24,10 +24,11 @@ struct hl_serve_opts {
     int64_t sessions;        /* conversations at most */
     const char *session_dir; /* NULL: conversations are lost when the engine closes */
     hola_dtype session_dtype;
-    double lock_wait;     /* seconds to wait for another process to release the folder */
-    double timeout_queue; /* most seconds that a request may wait */
-    double save_after;    /* most seconds from the end of a turn until it is on disk */
-    double lease;         /* > 0: the folder is shared, and sessions are leased for this many seconds */
+    double lock_wait;       /* seconds to wait for another process to release the folder */
+    double timeout_queue;   /* most seconds that a request may wait */
+    double save_after;      /* most seconds from the end of a turn until it is on disk */
+    double lease;           /* > 0: the folder is shared, and sessions are leased for this many seconds */
+    hola_sampling sampling; /* of most requests: what a device prepares for */
 };
 
 struct hl_serve_engine;

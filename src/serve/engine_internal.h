@@ -63,8 +63,9 @@ struct hl_serve_engine {
     int64_t streams, room, turn;     /* turn: which one reads next */
     struct hl_serve_request *waiting, **last_waiting;
     int64_t n_waiting, n_requests; /* waiting requests; all requests in the engine */
-    hola_session **batch;          /* these four have room for all streams */
+    hola_session **batch;          /* these five have room for all streams */
     int32_t *ids;
+    hola_sampling *samplings;
     struct hl_serve_stream **who;
     float *logits;
     struct hl_candidate *work;                       /* [vocab] */

@@ -138,7 +138,9 @@ static struct hl_serve_stream *new_stream(struct hl_serve_engine *e) {
         if (batch) e->batch = batch;
         int32_t *ids = batch ? realloc(e->ids, (size_t)room * sizeof *ids) : NULL;
         if (ids) e->ids = ids;
-        float *logits = ids ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
+        hola_sampling *samplings = ids ? realloc(e->samplings, (size_t)room * sizeof *samplings) : NULL;
+        if (samplings) e->samplings = samplings;
+        float *logits = samplings ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
         if (!logits) return NULL;
         e->logits = logits;
         e->room = room;

@@ -38,32 +38,57 @@ void hl_serve_refill_memory(struct hl_serve_engine *e) {
     while (missing(e) > 0 && undisturbed(&f) && add_one(&f, undisturbed)) {}
 }
 
-/* A device takes 10 to 20 ms for the first pass of a length, to load kernels for its products. First the lengths of long
- * pieces, each a second time for the estimate of their time; then last pieces of any number of prompts in one pass. What
- * fails here fails again when it is asked for. */
-static void use_device(struct hl_serve_engine *e, double until) {
-    enum { MOST = 64 };
-    const int64_t n = e->o.parallel < MOST ? e->o.parallel : MOST;
-    hola_session *s[MOST] = {NULL};
-    struct hl_ids ids[MOST];
-    int32_t *zero = calloc(HL_PACE_MOST, sizeof *zero);
-    float *logits = malloc((size_t)(n * e->vocab) * sizeof *logits);
-    int64_t made = 0;
-    while (zero && logits && made < n && hola_session_new(&s[made], e->o.model) == HOLA_OK) {
-        ids[made] = (struct hl_ids){.data = zero, .n = HL_PACE_UNIT};
-        made++;
-    }
-    for (int64_t len = HL_PACE_UNIT; made > 0 && len <= HL_PACE_MOST && hl_clock() < until; len *= 2) {
-        hola_status st = hola_session_feed(s[0], zero, len, NULL);
+/* A device takes 10 to 20 ms for the first pass of a length, to load kernels for its products, and some for the first two
+ * steps of a number of sequences, of which the second is captured as a graph. What fails here fails again when it is asked
+ * for. */
+struct first_use {
+    struct hl_serve_engine *e;
+    hola_session **s;
+    int64_t n;
+    int32_t *zero; /* [HL_PACE_MOST] */
+    float *logits; /* [n][vocab] */
+    double until;
+};
+/* The lengths of long pieces, each a second time for the estimate of their time. */
+static bool use_lengths(const struct first_use *f) {
+    for (int64_t len = HL_PACE_UNIT; len <= HL_PACE_MOST && hl_clock() < f->until; len *= 2) {
+        if (hola_session_feed(f->s[0], f->zero, len, NULL) != HOLA_OK) return false;
         const double start = hl_clock();
-        if (st == HOLA_OK) st = hola_session_feed(s[0], zero, len, NULL);
-        if (st != HOLA_OK) break;
-        hl_pace_add(&e->pace, len, hl_clock() - start);
+        if (hola_session_feed(f->s[0], f->zero, len, NULL) != HOLA_OK) return false;
+        hl_pace_add(&f->e->pace, len, hl_clock() - start);
     }
-    for (int64_t k = made; k > 0 && hl_clock() < until; k--)
-        if (hl_sessions_feed(s, ids, k, logits) != HOLA_OK) break;
-    while (made > 0) hola_session_free(s[--made]);
-    free(zero), free(logits);
+    return true;
+}
+/* Last pieces of any number of prompts in one pass. */
+static bool use_passes(const struct first_use *f) {
+    struct hl_ids *ids = malloc((size_t)f->n * sizeof *ids);
+    bool ok = ids != NULL;
+    for (int64_t i = 0; ok && i < f->n; i++) ids[i] = (struct hl_ids){.data = f->zero, .n = HL_PACE_UNIT};
+    for (int64_t k = f->n; ok && k > 0 && hl_clock() < f->until; k--)
+        ok = hl_sessions_feed(f->s, ids, k, f->logits) == HOLA_OK;
+    free(ids);
+    return ok;
+}
+static void use_steps(const struct first_use *f, const hola_sampling *p) {
+    int32_t *next = malloc((size_t)f->n * sizeof *next);
+    for (int64_t k = 2 * f->n; next && k > 1 && hl_clock() < f->until; k--)
+        if (hola_session_step_sample(f->s, k / 2, f->zero, p, next) != HOLA_OK) break;
+    free(next);
+}
+static void use_device(struct hl_serve_engine *e, double until) {
+    const int64_t n = e->o.parallel;
+    hola_sampling likeliest = e->o.sampling;
+    likeliest.temp = 0;
+    struct first_use f = {.e = e, .s = calloc((size_t)n, sizeof(hola_session *)), .until = until};
+    f.zero = calloc((size_t)(HL_PACE_MOST > n ? HL_PACE_MOST : n), sizeof *f.zero);
+    f.logits = malloc((size_t)(n * e->vocab) * sizeof *f.logits);
+    while (f.s && f.zero && f.logits && f.n < n && hola_session_new(&f.s[f.n], e->o.model) == HOLA_OK) f.n++;
+    if (f.n > 0 && use_lengths(&f) && use_passes(&f)) {
+        use_steps(&f, &e->o.sampling);
+        use_steps(&f, &likeliest);
+    }
+    while (f.n > 0) hola_session_free(f.s[--f.n]);
+    free(f.s), free(f.zero), free(f.logits);
 }
 
 void hl_serve_prepare(struct hl_serve_engine *e) {
@@ -75,5 +100,5 @@ void hl_serve_prepare(struct hl_serve_engine *e) {
         return;
     }
     while (missing(e) > 0 && in_time(&f) && add_one(&f, in_time)) {}
-    use_device(e, hl_clock() + 3);
+    use_device(e, hl_clock() + 5);
 }

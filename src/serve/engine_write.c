@@ -239,11 +239,6 @@ void hl_serve_stream_prompt_read(struct hl_serve_engine *e, struct hl_serve_stre
 
 /* ---- the step ---- */
 
-static bool same_sampling(const hola_sampling *a, const hola_sampling *b) {
-    return a->repeat_penalty == b->repeat_penalty && a->repeat_last_n == b->repeat_last_n && a->top_k == b->top_k &&
-           a->top_p == b->top_p && a->min_p == b->min_p && a->temp == b->temp;
-}
-
 void hl_serve_step(struct hl_serve_engine *e) {
     int64_t n = 0;
     bool all_logits = false;
@@ -253,16 +248,16 @@ void hl_serve_step(struct hl_serve_engine *e) {
         if (st->stage == HL_STAGE_WRITING && hl_serve_held(st->r)) continue;
         e->who[n] = st;
         e->batch[n] = st->session;
+        e->samplings[n] = st->r->sampling;
         e->ids[n++] = st->pending;
-        all_logits |= st->stage == HL_STAGE_CLOSING || !is_plain(st->r) ||
-                      !same_sampling(&st->r->sampling, &e->who[0]->r->sampling);
+        all_logits |= st->stage == HL_STAGE_CLOSING || !is_plain(st->r);
     }
     if (n == 0) return;
     int32_t *fed = malloc((size_t)n * sizeof *fed);
     if (!fed) return; /* the next round may have the memory */
     memcpy(fed, e->ids, (size_t)n * sizeof *fed);
     hola_status s = all_logits ? hola_session_step(e->batch, n, e->ids, e->logits)
-                               : hola_session_step_sample(e->batch, n, e->ids, &e->who[0]->r->sampling, e->ids);
+                               : hl_step_sample_each(e->batch, n, e->ids, e->samplings, e->ids);
     atomic_fetch_add(&e->metrics.steps, 1);
     atomic_fetch_add(&e->metrics.step_sessions, n);
     for (int64_t i = 0; i < n; i++) {
