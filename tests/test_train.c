@@ -5,6 +5,7 @@
 #include "temp.h"
 #include "data/shard.h"
 #include "train/batch.h"
+#include "train/checkpoint.h"
 #include "plot/training_plot.h"
 #include "train/memory.h"
 #include "train/tensorboard.h"
@@ -438,6 +439,44 @@ static void memory_is_predicted_and_refused(void **state) {
     temp_remove(dir);
 }
 
+static int64_t slice_rows_of(const char *out) {
+    char *latest = path_of(out, "latest");
+    struct hl_train_state t;
+    CHECK_OK(hl_checkpoint_state(latest, &t));
+    free(latest);
+    return t.slice_rows;
+}
+/* Without --micro-tokens a slice is what fits; a run that goes on has the slices that it began with. */
+static void slices_fit_and_stay(void **state) {
+    char *dir = temp_new(), *data = path_of(dir, "data"), *out = path_of(dir, "a"), *all = path_of(dir, "b");
+    struct watch w = {0};
+    struct hl_train_result r;
+    struct hl_memory m;
+    hola_model *model;
+    (void)state;
+    CHECK_OK(hl_make_dirs(data));
+    make_data(data, "train", 9000, 1);
+    struct hl_train o = options(data, out, &w);
+    o.config.hidden_size = 256, o.config.intermediate_size = 1024, o.seq_len = 64, o.batch_tokens = 4096;
+    o.steps = 1, o.schedule.kind = HL_CONSTANT, o.schedule.warmup = 0;
+    CHECK_OK(hola_model_new(&model, &o.config, 1, &o.model));
+    CHECK_OK(hl_memory_predict(&m, model, &(struct hl_slice_shape){.tokens = 4096, .pieces = 64}, 1, 4096));
+    hola_model_free(model);
+    o.micro_tokens = 0;
+    o.max_memory = m.held + m.fixed + m.slice / 2;
+    CHECK_OK(hl_train_run(&o, &r));
+    const int64_t rows = slice_rows_of(out);
+    assert_true(rows >= 4 && rows < 64);
+    o.steps = 2, o.max_memory = 0;
+    CHECK_OK(hl_train_run(&o, &r));
+    assert_int_equal(slice_rows_of(out), rows);
+    o.out = all; /* with all memory: the whole step in one slice */
+    CHECK_OK(hl_train_run(&o, &r));
+    assert_int_equal(slice_rows_of(all), 64);
+    free(data), free(out), free(all);
+    temp_remove(dir);
+}
+
 /* ---- TensorBoard ---- */
 
 /* Walks the records of a file: lengths and sums must be right. Returns how many there are. */
@@ -507,6 +546,7 @@ int main(void) {
                                        cmocka_unit_test(goes_on_to_the_bit),
                                        cmocka_unit_test(other_runs_differ),
                                        cmocka_unit_test(a_constant_rate_may_go_on),
+                                       cmocka_unit_test(slices_fit_and_stay),
                                        cmocka_unit_test(parts_are_the_whole),
                                        cmocka_unit_test(plots)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -200,7 +200,7 @@ static int run_training(const struct train_opts *o, const struct hl_dist *dist) 
                          .epochs = o->epochs,
                          .batch_tokens = o->batch_tokens,
                          .micro_tokens = o->micro_tokens ? o->micro_tokens
-                                         : on_device(o)  ? 32768
+                                         : on_device(o)  ? 0
                                                          : 8192,
                          .seq_len = o->seq_len,
                          .documents = o->documents,

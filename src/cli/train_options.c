@@ -30,7 +30,7 @@ static const struct arg options[] = {
     OPT_REAL(0, "epochs", epochs, 0.001, 1e6, "X", "passes over the data, instead of --steps"),
     OPT_INT(0, "batch-tokens", batch_tokens, 1, 1 << 30, "N", "tokens per step (default 524288)"),
     OPT_INT(0, "micro-tokens", micro_tokens, 1, 1 << 24, "N",
-            "tokens per forward and backward pass (default 8192; cuda: 32768)"),
+            "tokens per forward and backward pass (default 8192; cuda: up to 131072, what fits)"),
     OPT_INT(0, "seq-len", seq_len, 2, 1 << 24, "N", "tokens per row (default 2048)"),
     OPT_FLAG(0, "documents", documents, "fill rows with whole documents, each from an empty state"),
     OPT_REAL(0, "lr", lr, 0, 1e6, "X", "peak learning rate (default 4e-4)"),

@@ -162,6 +162,12 @@ void hola_trainer_free(hola_trainer *t) {
     free(t);
 }
 
+/* Longest first, then in order. */
+static int by_length(const void *a, const void *b) {
+    const struct hl_seg *x = a, *y = b;
+    return x->len != y->len ? (x->len < y->len) - (x->len > y->len) : (x->row > y->row) - (x->row < y->row);
+}
+
 /* Converts documents to segments and targets; counts the targets. mask: only these tokens are targets. */
 static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const int64_t *starts, int64_t n_starts,
                            const uint8_t *mask, struct hl_rows *rows, int64_t *targets) {
@@ -189,6 +195,9 @@ static hola_status lay_out(hola_trainer *t, const int32_t *ids, int64_t n, const
             *targets += wanted;
         }
     }
+    /* A device walks a document in one thread block, and starts them in order: a long one that starts last would run
+     * alone. */
+    if (!t->model->backend->host) qsort(t->seg, (size_t)n_starts, sizeof *t->seg, by_length);
     *rows = (struct hl_rows){.T = n, .n = n_starts, .seg = t->seg};
     return HOLA_OK;
 }

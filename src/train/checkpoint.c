@@ -69,6 +69,7 @@ static hola_status write_state(const char *dir, const struct hl_checkpoint *c) {
                              number_or_null(t->best_val), "best_step", (json_int_t)t->best_step);
     if (root && c->run) json_object_set(root, "run", c->run);
     if (root && t->pending) json_object_set_new(root, "evaluation_pending", json_true());
+    if (root && t->slice_rows) json_object_set_new(root, "slice_rows", json_integer((json_int_t)t->slice_rows));
     text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     hola_status s = path && text ? hl_write_file(path, text, (int64_t)strlen(text)) : no_memory(dir);
     json_decref(root);
@@ -112,6 +113,7 @@ hola_status hl_checkpoint_state(const char *dir, struct hl_train_state *out) {
     if (s == HOLA_OK) s = hl_json_object(&root, map.data, map.size, 1 << 20, path);
     for (size_t i = 0; i < sizeof counts / sizeof *counts && s == HOLA_OK; i++)
         s = count(root, path, counts[i].key, counts[i].value);
+    if (s == HOLA_OK && json_object_get(root, "slice_rows")) s = count(root, path, "slice_rows", &t.slice_rows);
     t.seconds = number_or_nan(root, "seconds");
     t.val_loss = number_or_nan(root, "val_loss");
     t.best_val = number_or_nan(root, "best_val_loss");

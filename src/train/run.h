@@ -19,6 +19,7 @@ struct hl_run {
     struct hl_dataset *train, *val; /* val NULL: none */
     struct hl_batch batch;
     int64_t rows_per_step, rows_per_micro, eval_rows, eval_every;
+    bool chooses; /* its slices: --micro-tokens was not given */
     struct hl_schedule schedule;
     json_t *identity;              /* what defines the run, as in run.json */
     char *files[HL_RUN_FILES + 1]; /* tokenizer files to copy into checkpoints */

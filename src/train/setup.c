@@ -95,7 +95,11 @@ static hola_status setup_data(struct hl_run *r) {
     if (r->rows_per_step < r->dist->size)
         return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be split evenly among %d ranks",
                        r->rows_per_step, r->dist->size);
-    r->rows_per_micro = o->micro_tokens / o->seq_len;
+    r->chooses = o->micro_tokens == 0 && r->dist->size == 1; /* ranks need the same slices */
+    r->rows_per_micro = (r->chooses             ? HL_SLICE_TOKENS
+                         : o->micro_tokens == 0 ? HL_SLICE_TOKENS / 4
+                                                : o->micro_tokens) /
+                        o->seq_len;
     if (r->rows_per_micro < 1) r->rows_per_micro = 1;
     if (r->rows_per_micro > r->rows_per_step) r->rows_per_micro = r->rows_per_step;
     s = open_split(r, "train", &r->train);
@@ -264,24 +268,44 @@ static hola_status setup_memory(struct hl_run *r, bool fresh) {
     return s;
 }
 
-/* Predicts the memory of the run, and refuses before allocating if it does not fit. */
-static hola_status setup_memory_use(struct hl_run *r) {
+static struct hl_slice_shape slice_shape(const struct hl_run *r) {
     const struct hl_train *o = r->o;
     const struct hl_dataset_info *d = hl_dataset_info(r->train);
     const int64_t documents =
         (o->documents || d->flagged) && d->rows > 0 ? d->documents / d->rows + 1 : 1; /* per row */
-    const struct hl_slice_shape shape = {.tokens = r->rows_per_micro * o->seq_len,
-                                         .pieces = r->rows_per_micro * documents,
-                                         .recompute = o->adamw.recompute,
-                                         .fp8 = o->adamw.precision == HOLA_PRECISION_FP8};
-    const struct hl_fp8_sizes fp8 = hl_trainer_fp8_sizes(r->model, shape.tokens);
+    return (struct hl_slice_shape){.tokens = r->rows_per_micro * o->seq_len,
+                                   .pieces = r->rows_per_micro * documents,
+                                   .recompute = o->adamw.recompute,
+                                   .fp8 = o->adamw.precision == HOLA_PRECISION_FP8};
+}
+static hola_status predict_memory(struct hl_run *r) {
+    const struct hl_train *o = r->o;
+    const struct hl_slice_shape shape = slice_shape(r);
     hola_status s = hl_memory_predict(&r->memory, r->model, &shape, r->dist->size, o->batch_tokens);
-    if (shape.fp8 && fp8.left_over > 0)
-        hl_run_note(r, "%" PRId64 " of %" PRId64 " large matrices are not in FP8: their sizes are not multiples of %d",
-                    fp8.left_over, fp8.left_over + fp8.taken, (int)HL_FP8_ALIGN);
     if (o->benchmark && !r->memory.device) /* the weights in the form for inference, in addition to the rows */
         r->memory.fixed += r->model->params.total * (int64_t)sizeof(real);
     return s == HOLA_OK ? hl_memory_check(&r->memory, r->model, &shape, o->seq_len, o->max_memory) : s;
+}
+
+/* A tenth is left for what is not predicted. */
+static bool fills_memory(const struct hl_memory *m) {
+    return m->left > 0 && (double)hl_memory_total(m) > 0.9 * (double)(m->held + m->left);
+}
+/* Predicts the memory of the run, and refuses before allocating if it does not fit. Slices that the run chooses are
+ * halved until they fit; a run that goes on has those of before. */
+static hola_status setup_memory_use(struct hl_run *r, int64_t before) {
+    const struct hl_fp8_sizes fp8 = hl_trainer_fp8_sizes(r->model, r->rows_per_micro * r->o->seq_len);
+    if (r->o->adamw.precision == HOLA_PRECISION_FP8 && fp8.left_over > 0)
+        hl_run_note(r, "%" PRId64 " of %" PRId64 " large matrices are not in FP8: their sizes are not multiples of %d",
+                    fp8.left_over, fp8.left_over + fp8.taken, (int)HL_FP8_ALIGN);
+    if (r->chooses && before > 0) r->rows_per_micro = before < r->rows_per_step ? before : r->rows_per_step;
+    hola_status s = predict_memory(r);
+    while (r->chooses && before == 0 && r->rows_per_micro > 1 &&
+           (s == HOLA_ENOMEM || (s == HOLA_OK && fills_memory(&r->memory)))) {
+        r->rows_per_micro = (r->rows_per_micro + 1) / 2;
+        s = predict_memory(r);
+    }
+    return s;
 }
 
 static hola_status setup_model(struct hl_run *r, int64_t step) {
@@ -292,8 +316,8 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     char *dir = step >= 0 ? hl_rundir_step(&r->dir, step) : NULL;
     hola_status s;
     if (step >= 0 && !dir) return no_memory();
+    struct hl_train_state state = {0};
     opt.size = sizeof opt;
-    opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (opt.weight_decay == 0) opt.weight_decay = -1; /* there, zero means default */
     if (opt.clip == 0) opt.clip = -1;
     if (r->dist->size > 1 && model.backend && !strncmp(model.backend, "cuda", 4) && !strchr(model.backend, ':')) {
@@ -305,7 +329,9 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     else s = hola_model_new(&r->model, &o->config, o->seed, &model);
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
     if (s == HOLA_OK) s = setup_memory(r, !dir);
-    if (s == HOLA_OK) s = setup_memory_use(r);
+    if (s == HOLA_OK && dir) s = hl_checkpoint_state(dir, &state);
+    if (s == HOLA_OK) s = setup_memory_use(r, state.slice_rows);
+    opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
     if (s == HOLA_OK)
         hl_trainer_set_memory(r->trainer, o->memory.rate > 0 ? o->memory.rate : 1,
@@ -316,15 +342,16 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     if (s == HOLA_OK && dir) {
         s = hl_trainer_fetch(r->trainer, HL_MOMENTS); /* allocates them */
         struct hl_trainer_view view = hl_trainer_view(r->trainer);
-        if (s == HOLA_OK) s = hl_checkpoint_state(dir, &r->state);
-        if (s == HOLA_OK && r->state.step != step)
-            s = hl_fail(HOLA_EFORMAT, "%s: training.json says step %" PRId64, dir, r->state.step);
+        if (s == HOLA_OK && state.step != step)
+            s = hl_fail(HOLA_EFORMAT, "%s: training.json says step %" PRId64, dir, state.step);
+        r->state = state;
         if (s == HOLA_OK) s = hl_checkpoint_moments(dir, r->model, &view);
         if (s == HOLA_OK) s = hl_trainer_store(r->trainer, HL_MOMENTS);
         if (s == HOLA_OK) hl_trainer_set_updates(r->trainer, r->state.updates);
     } else {
         r->state = (struct hl_train_state){.seed = o->seed, .val_loss = (double)NAN, .best_val = (double)NAN};
     }
+    r->state.slice_rows = r->chooses ? r->rows_per_micro : 0;
     free(dir);
     return s;
 }

@@ -60,6 +60,7 @@ struct hl_train_memory {
     const char *layers; /* NULL, or "1,3": the only layers with a memory; the gates of other layers stay closed */
 };
 
+enum { HL_SLICE_TOKENS = 131072 };
 struct hl_train {
     const char *data, *out;
     const char *from;   /* NULL, or the model directory to start from */
@@ -67,7 +68,7 @@ struct hl_train {
     struct hl_train_memory memory;
     int64_t steps; /* 0: `epochs` */
     double epochs; /* passes over the data; 0: one, without the last rows that do not fill a step */
-    int64_t batch_tokens, micro_tokens, seq_len;
+    int64_t batch_tokens, micro_tokens, seq_len; /* micro_tokens 0: up to HL_SLICE_TOKENS, what fits into memory */
     bool documents;              /* packed rows with state resets (always so for conversations); else rows run across
                                   * documents */
     struct hl_schedule schedule; /* its steps are set from here; warmup, decay -1: default */
