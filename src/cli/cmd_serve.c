@@ -200,10 +200,18 @@ static char *folder_name(const char *path) {
     return strndup(path + from, n - from);
 }
 
+/* Next to a GPU the host's threads only copy; all others' time is the clients'. */
+static int threads_of(const struct serve_opts *o, bool gpu) {
+    enum { MOST = 8 };
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    if (o->threads || !gpu) return (int)o->threads;
+    return n < 4 ? 1 : n / 2 < MOST ? (int)(n / 2) : MOST;
+}
+
 static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cache_mem, bool gpu, bool *guessed) {
     const char *path = o->tokenizer ? o->tokenizer : o->model;
     const hola_options opt = {
-        .threads = (int)o->threads, .backend = cli_backend(o->backend), .precision = (hola_precision)o->products};
+        .threads = threads_of(o, gpu), .backend = cli_backend(o->backend), .precision = (hola_precision)o->products};
     if (hola_model_load(&s->model, o->model, &opt) != HOLA_OK) return cli_fail_library();
     if (hola_tokenizer_load(&s->tokenizer, path) != HOLA_OK) return cli_fail_library();
     const hola_config *cfg = hola_model_config(s->model);

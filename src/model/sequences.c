@@ -49,6 +49,7 @@ struct pass {
     char *const **pages;  /* [n] */
     int64_t *feed, *from; /* [n]: which feed, and its first token */
     int32_t *ids, *next;  /* [rows] */
+    float **to;           /* [n]: for the logits of those that end */
 };
 
 static void add(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f, int64_t which, int64_t from,
@@ -71,15 +72,42 @@ static void take_scores(const struct pass *p, const struct hl_feed *f, const dou
         }
 }
 
+/* Whether piece i ends a feed that wants logits. */
+static bool wants_logits(const struct pass *p, const struct hl_feed *f, int64_t i) {
+    const struct hl_feed *one = &f[p->feed[i]];
+    return one->logits && p->from[i] + p->seg[i].len == one->n;
+}
+/* The logits of the last rows of all feeds that end, in one product: the rows are gathered where the residual stream
+ * was. */
+static void read_logits(hola_model *m, struct pass *p, const struct hl_feed *f) {
+    const int64_t row = m->cfg.hidden_size * m->backend->act_size, vocab = m->cfg.vocab_size;
+    const int64_t room = hl_session_logits_room(m);
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->n; i++) {
+        if (!wants_logits(p, f, i)) continue;
+        const int64_t at = p->seg[i].row + p->seg[i].len - 1;
+        hl_copy(m->backend, (char *)m->infer.last + n * row, (char *)m->infer.lastn + at * row, row);
+        p->to[n++] = f[p->feed[i]].logits;
+    }
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = 1; /* rows that are adjacent at their caller's, too */
+        while (some < room && i + some < n && p->to[i + some] == p->to[i] + some * vocab) some++;
+        hl_session_head(m, (char *)m->infer.last + i * row, some);
+        hl_session_take_logits(m, some, p->to[i]);
+    }
+}
+
 /* Runs the gathered pieces; the model's lock is held. */
 static hola_status flush(struct pass *p, const struct hl_sequences *q, const struct hl_feed *f) {
     hola_model *m = q->model;
     const int64_t T = p->rows;
+    int64_t logits = 0;
     if (T == 0) return HOLA_OK;
     const bool scored = f[p->feed[0]].next;
     struct hl_rows rows = {.T = T, .n = p->n, .seg = p->seg, .pages = (char *const *const *)p->pages};
     hola_status st = hl_model_need_panels(m);
-    if (st == HOLA_OK) st = hl_activations_reserve(&m->infer, &m->cfg, &rows, scored ? T : 1);
+    for (int64_t i = 0; i < p->n; i++) logits += wants_logits(p, f, i);
+    if (st == HOLA_OK) st = hl_activations_reserve(&m->infer, &m->cfg, &rows, scored ? T : logits);
     if (st != HOLA_OK) return st;
     hl_model_forward(m, &m->infer, &rows, hl_activations_put(&m->infer, m->infer.ids, p->ids, T));
     if (scored) {
@@ -87,13 +115,8 @@ static hola_status flush(struct pass *p, const struct hl_sequences *q, const str
         const double *nll = hl_activations_nll(&m->infer, T);
         take_scores(p, f, nll, hl_activations_correct(&m->infer, T));
     }
-    for (int64_t i = 0; i < p->n; i++) {
-        const struct hl_feed *one = &f[p->feed[i]];
-        const struct hl_seg *seg = &p->seg[i];
-        q->sequence[one->sequence].pos += seg->len;
-        if (one->logits && p->from[i] + seg->len == one->n)
-            hl_session_read_logits(m, seg->row + seg->len - 1, 1, one->logits);
-    }
+    for (int64_t i = 0; i < p->n; i++) q->sequence[f[p->feed[i]].sequence].pos += p->seg[i].len;
+    if (logits > 0) read_logits(m, p, f);
     p->n = p->rows = 0;
     return hl_finish(m->backend);
 }
@@ -132,12 +155,14 @@ hola_status hl_sequences_run(const struct hl_sequences *q, const struct hl_feed 
                      .feed = malloc(most * sizeof *p.feed),
                      .from = malloc(most * sizeof *p.from),
                      .ids = malloc(most * sizeof *p.ids),
-                     .next = malloc(most * sizeof *p.next)};
-    if (p.seg && p.pages && p.feed && p.from && p.ids && p.next) {
+                     .next = malloc(most * sizeof *p.next),
+                     .to = malloc(most * sizeof *p.to)};
+    if (p.seg && p.pages && p.feed && p.from && p.ids && p.next && p.to) {
         pthread_mutex_lock(&m->lock);
         st = run(&p, q, f, n);
         pthread_mutex_unlock(&m->lock);
     } else st = hl_fail(HOLA_ENOMEM, "score: no memory for %zu rows", most);
     free(p.seg), free(p.pages), free(p.feed), free(p.from), free(p.ids), free(p.next);
+    free(p.to);
     return st;
 }

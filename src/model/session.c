@@ -108,11 +108,10 @@ static hola_status run(hola_model *m, struct hl_rows *rows, const int32_t *ids, 
     return s;
 }
 
-void hl_session_head(hola_model *m, int64_t first, int64_t n) {
-    struct hl_linear a = {.M = n, .K = m->cfg.hidden_size, .n = 1, .out_real = true};
+void hl_session_head(hola_model *m, const void *x, int64_t n) {
+    struct hl_linear a = {.M = n, .K = m->cfg.hidden_size, .n = 1, .x = x, .out_real = true};
     a.part[0].W = hl_model_weight(m, HL_INFER, m->params.head);
     a.part[0].out = m->infer.logits;
-    a.x = (char *)m->infer.lastn + first * a.K * m->backend->act_size;
     m->backend->ops.linear_forward(m->backend, &a);
 }
 void hl_session_take_logits(hola_model *m, int64_t n, float *out) {
@@ -129,7 +128,7 @@ void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logi
     const int64_t room = hl_session_logits_room(m);
     for (int64_t i = 0; i < n; i += room) {
         const int64_t some = n - i < room ? n - i : room;
-        hl_session_head(m, first + i, some);
+        hl_session_head(m, (char *)m->infer.lastn + (first + i) * m->cfg.hidden_size * m->backend->act_size, some);
         hl_session_take_logits(m, some, logits + i * m->cfg.vocab_size);
     }
 }
@@ -275,6 +274,18 @@ double hl_session_uniform(const hola_session *y, int64_t pos) {
     return hl_rng_uniform(y->now.at.seed, STREAM, (uint64_t)pos);
 }
 
+/* From the few largest logits, if these are enough: a tenth of the time. */
+static bool sample_few(const hola_session *y, const hola_sampling *p, const int32_t *recent, int64_t n_recent, double u,
+                       int32_t *id) {
+    const int64_t vocab = y->model->cfg.vocab_size, needs = hl_sample_needs(p), k = needs < vocab ? needs : vocab;
+    struct hl_candidate top[HL_TOPK_MOST];
+    if (sizeof(real) != sizeof(float) || k < 1 || k > HL_TOPK_MOST) return false;
+    const struct hl_topk a = {.M = 1, .V = vocab, .k = k, .logits = (const real *)y->now.logits, .out = top};
+    hl_ops_named("cpu")->topk(y->model->backend, &a);
+    *id = hl_sample_few(top, k, p, recent, n_recent, u);
+    return true;
+}
+
 hola_status hola_session_sample(hola_session *y, const hola_sampling *given, int32_t *id) {
     hola_sampling p;
     int32_t recent[HOLA_RECENT];
@@ -287,9 +298,11 @@ hola_status hola_session_sample(hola_session *y, const hola_sampling *given, int
     if (!y->now.at.has_logits)
         return hl_fail(HOLA_EINVAL,
                        "sample: no logits: the last token came by step without logits, step_sample or score");
+    const int64_t n = hola_session_recent(y, recent, p.repeat_last_n);
+    const double u = hl_session_uniform(y, y->now.at.pos);
+    if (sample_few(y, &p, recent, n, u, id)) return HOLA_OK;
     if (!y->work) y->work = malloc((size_t)vocab * sizeof *y->work);
     if (!y->work) return hl_fail(HOLA_ENOMEM, "sample: no memory for %lld candidates", (long long)vocab);
-    const int64_t n = hola_session_recent(y, recent, p.repeat_last_n);
-    *id = hl_sample(y->now.logits, vocab, &p, recent, n, hl_session_uniform(y, y->now.at.pos), y->work);
+    *id = hl_sample(y->now.logits, vocab, &p, recent, n, u, y->work);
     return HOLA_OK;
 }

@@ -78,10 +78,10 @@ hola_status hl_session_prepare(hola_session *s, int64_t len);
 
 /* session.c, the model's lock held: n tokens were fed; begin: the first of them began a call. */
 void hl_session_advanced(hola_session *y, const int32_t *ids, int64_t n, bool begin);
-/* Logits of rows [first, first + n) of a pass's normalized stream: computed as reals into m->infer.logits, which has
- * room for logits_room rows; copied from there to the host; or both, in slices that fit. */
+/* Logits of n rows x of the normalized stream: computed as reals into m->infer.logits, which has room for logits_room
+ * rows; copied from there to the host; or, for rows [first, first + n) of a pass, both, in slices that fit. */
 int64_t hl_session_logits_room(const hola_model *m);
-void hl_session_head(hola_model *m, int64_t first, int64_t n);
+void hl_session_head(hola_model *m, const void *x, int64_t n);
 void hl_session_take_logits(hola_model *m, int64_t n, float *out);
 void hl_session_read_logits(hola_model *m, int64_t first, int64_t n, float *logits);
 

@@ -126,7 +126,7 @@ static void run_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, bo
     }
     if (refused) {
         hl_model_forward(m, &m->infer, rows, ids);
-        if (room) hl_session_head(m, 0, rows->T);
+        if (room) hl_session_head(m, m->infer.lastn, rows->T);
     }
     if (k) find_candidates(m, rows->T, k);
 }

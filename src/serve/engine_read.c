@@ -135,21 +135,23 @@ static struct hl_serve_stream *next_reader(struct hl_serve_engine *e) {
 }
 
 void hl_serve_read(struct hl_serve_engine *e, double seconds, bool once) {
+    const bool host = e->o.model->backend->host;
     const double start = hl_clock(), until = start + seconds;
     for (double now = start;;) {
         struct hl_serve_stream *st = next_reader(e);
         if (!st) return;
-        int64_t most = hl_pace_length(&e->pace, until - now);
-        if (!e->o.model->backend->host) most = hl_pace_power(most);
+        const int64_t most = host ? hl_pace_length(&e->pace, until - now) : hl_pace_power(&e->pace, false, until - now);
         const bool scores = hl_scores(st); /* the logits of every token take longer */
         const int64_t n = piece_of(st, scores ? HL_READ_PIECE : most);
         int64_t done = n, k = 1;
-        if (is_last(st, n) && n <= HL_READ_PIECE + HL_FEW && !scores && !st->calls) k = gather(e, st, n, most);
+        if (is_last(st, n) && n <= HL_READ_PIECE + HL_FEW && !scores && !st->calls)
+            k = gather(e, st, n, host ? most : hl_pace_power(&e->pace, true, until - now));
         if (k > 1) done = read_together(e, k);
         else read_one(e, st, n);
         const double then = now;
         now = hl_clock();
-        if (done > HL_FEW && !scores) hl_pace_add(&e->pace, done, now - then);
+        if (done > HL_FEW && !scores && host) hl_pace_add(&e->pace, done, now - then);
+        if (done > HL_FEW && !scores && !host) hl_pace_add_power(&e->pace, done, k > 1, now - then);
         if (once || now >= until) return;
     }
 }

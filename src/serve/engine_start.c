@@ -55,17 +55,22 @@ static bool use_lengths(const struct first_use *f) {
         if (hola_session_feed(f->s[0], f->zero, len, NULL) != HOLA_OK) return false;
         const double start = hl_clock();
         if (hola_session_feed(f->s[0], f->zero, len, NULL) != HOLA_OK) return false;
-        hl_pace_add(&f->e->pace, len, hl_clock() - start);
+        hl_pace_add_power(&f->e->pace, len, false, hl_clock() - start);
     }
     return true;
 }
-/* Last pieces of any number of prompts in one pass. */
+/* Last pieces of any number of prompts in one pass; powers of two again, for the estimate. */
 static bool use_passes(const struct first_use *f) {
     struct hl_ids *ids = malloc((size_t)f->n * sizeof *ids);
     bool ok = ids != NULL;
     for (int64_t i = 0; ok && i < f->n; i++) ids[i] = (struct hl_ids){.data = f->zero, .n = HL_PACE_UNIT};
-    for (int64_t k = f->n; ok && k > 0 && hl_clock() < f->until; k--)
+    for (int64_t k = f->n; ok && k > 0 && hl_clock() < f->until; k--) {
         ok = hl_sessions_feed(f->s, ids, k, f->logits) == HOLA_OK;
+        if (!ok || k == 1 || (k & (k - 1)) != 0) continue;
+        const double start = hl_clock();
+        ok = hl_sessions_feed(f->s, ids, k, f->logits) == HOLA_OK;
+        hl_pace_add_power(&f->e->pace, k * HL_PACE_UNIT, true, hl_clock() - start);
+    }
     free(ids);
     return ok;
 }

@@ -62,8 +62,23 @@ int64_t hl_pace_length(const struct hl_pace *p, double seconds) {
     return HL_PACE_UNIT * (units < 1 ? 1 : units);
 }
 
-int64_t hl_pace_power(int64_t n) {
-    int64_t power = HL_PACE_UNIT;
-    while (2 * power <= n) power *= 2;
-    return power;
+/* The shortest power that holds so many tokens. */
+static int power_of(int64_t tokens) {
+    int i = 0;
+    while (i < HL_PACE_POWERS - 1 && HL_PACE_UNIT << i < tokens) i++;
+    return i;
+}
+void hl_pace_add_power(struct hl_pace *p, int64_t tokens, bool several, double seconds) {
+    const int i = power_of(tokens);
+    double *known = p->power[several];
+    if (known[i] <= 0) known[i] = seconds;
+    else
+        known[i] =
+            0.75 * known[i] + 0.25 * (seconds < 2 * known[i] ? seconds : 2 * known[i]); /* it may be an exception */
+    if (i + 1 < HL_PACE_POWERS) known[i + 1] *= 0.999; /* one that was too long is tried again, in time */
+}
+int64_t hl_pace_power(const struct hl_pace *p, bool several, double seconds) {
+    int i = 0;
+    while (i + 1 < HL_PACE_POWERS && p->power[several][i] > 0 && p->power[several][i + 1] <= seconds) i++;
+    return HL_PACE_UNIT << i;
 }

@@ -8,17 +8,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { HL_PACE_KEPT = 16, HL_PACE_UNIT = 64, HL_PACE_MOST = 128 * HL_PACE_UNIT };
+enum { HL_PACE_KEPT = 16, HL_PACE_UNIT = 64, HL_PACE_POWERS = 8, HL_PACE_MOST = HL_PACE_UNIT << (HL_PACE_POWERS - 1) };
 struct hl_pace {
     double tokens[HL_PACE_KEPT], seconds[HL_PACE_KEPT]; /* the latest pieces */
     int n, next;
+    double power[2][HL_PACE_POWERS]; /* [several]: seconds; 0: unknown */
 };
 void hl_pace_add(struct hl_pace *p, int64_t tokens, double seconds);
 /* seconds = fixed + each x tokens; false: nothing is known yet */
 bool hl_pace_line(const struct hl_pace *p, double *fixed, double *each);
 /* The length of a piece for about this many seconds: a multiple of HL_PACE_UNIT, at most HL_PACE_MOST. */
 int64_t hl_pace_length(const struct hl_pace *p, double seconds);
-/* HL_PACE_UNIT times the largest power of two that makes at most n: a device chooses kernels anew for every length. */
-int64_t hl_pace_power(int64_t n);
+
+/* A device takes pieces of HL_PACE_UNIT times a power of two: it prepares for every length anew, and its time is no line.
+ * Of each length the latest times count, of a prompt's piece and of several prompts together. */
+void hl_pace_add_power(struct hl_pace *p, int64_t tokens, bool several, double seconds);
+/* The longest that takes at most so many seconds; a length of which nothing is known may be tried after the one below. */
+int64_t hl_pace_power(const struct hl_pace *p, bool several, double seconds);
 
 #endif

@@ -101,6 +101,7 @@ void hl_server_run(struct hl_server *s) {
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr == &listener_mark) hl_connections_accept(s);
             else if (ev[i].data.ptr != &wake_mark) hl_connection_event(s, ev[i].data.ptr, ev[i].events);
+            if (!hl_queue_empty(&s->events)) take_news(s); /* tokens do not wait for a burst of requests */
         }
         take_news(s);
         note_signals(s);
