@@ -25,14 +25,20 @@ enum { BENCH_OPS = 64 };
 int bench_ops_start(hola_model *m); /* returns the number of ops */
 void bench_ops_stop(hola_model *m, struct bench_op out[BENCH_OPS]);
 
+struct bench_training {
+    int64_t batch, seq; /* sequences and their length */
+    hola_precision precision;
+    bool recompute;
+};
 struct bench_train {
     double seconds, forward, backward, update; /* of one step; medians */
+    int64_t predicted, used;                   /* bytes, of the model alone; 0: not known, as beside another model */
     double tokens_per_s, flops;                /* flops: 6 x parameters x tokens / seconds */
     double ratio;                              /* the other model's step time over this one's, paired; 0: no other
                                                 * model */
 };
 /* Alternates steps of the models (other may be NULL) so that both see the same machine load. */
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, hola_precision how, int repeats,
+hola_status bench_train(hola_model *m, hola_model *other, const struct bench_training *how, int repeats,
                         struct bench_train *out);
 
 struct bench_infer {

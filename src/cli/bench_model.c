@@ -6,6 +6,7 @@
 #include "core/process.h"
 #include "model/session.h"
 #include "ops/linear/quant.h"
+#include "train/memory.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,20 +92,32 @@ static hola_status train_step(struct run *r, const int32_t *ids, int64_t n, cons
     return s;
 }
 
-hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t seq, hola_precision how, int repeats,
+static int64_t bytes_used(const hola_model *m) {
+    int64_t left, used;
+    m->backend->storage.free_memory(m->backend, &left, &used);
+    return m->backend->host ? hl_resident_bytes() : used;
+}
+
+hola_status bench_train(hola_model *m, hola_model *other, const struct bench_training *how, int repeats,
                         struct bench_train *out) {
-    const int64_t n = batch * seq;
-    const hola_train_opts opt = {.size = sizeof opt, .max_tokens = n, .precision = how};
+    const int64_t batch = how->batch, seq = how->seq, n = batch * seq;
+    const hola_train_opts opt = {
+        .size = sizeof opt, .max_tokens = n, .precision = how->precision, .recompute = how->recompute};
+    const struct hl_slice_shape shape = {n, batch, how->recompute, how->precision == HOLA_PRECISION_FP8};
     struct run r[2] = {{.m = m}, {.m = other}};
+    struct hl_memory memory = {0};
+    int64_t used = 0;
     int32_t *ids = some_ids(n, m->cfg.vocab_size);
     int64_t *starts = malloc((size_t)batch * sizeof *starts);
     hola_status s = ids && starts ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%lld tokens", (long long)n);
     double ratio[MAX_REPEATS], total[MAX_REPEATS];
     for (int64_t i = 0; s == HOLA_OK && i < batch; i++) starts[i] = i * seq;
+    if (s == HOLA_OK && !other) s = hl_memory_predict(&memory, m, &shape, 1, n);
     for (int k = 0; s == HOLA_OK && k < 2 && r[k].m; k++) {
         s = hola_trainer_new(&r[k].trainer, r[k].m, &opt);
         if (s == HOLA_OK) s = train_step(&r[k], ids, n, starts, batch, 0); /* warm-up */
     }
+    if (!other) used = bytes_used(m);
     for (int i = 0; s == HOLA_OK && i < repeats; i++)
         for (int k = 0; s == HOLA_OK && k < 2 && r[k].m; k++) s = train_step(&r[k], ids, n, starts, batch, i);
     for (int i = 0; i < repeats; i++) {
@@ -116,6 +129,8 @@ hola_status bench_train(hola_model *m, hola_model *other, int64_t batch, int64_t
                                 .forward = bench_median(r[0].forward, repeats),
                                 .backward = bench_median(r[0].both, repeats),
                                 .update = bench_median(r[0].update, repeats),
+                                .predicted = hl_memory_total(&memory),
+                                .used = used,
                                 .ratio = other ? bench_median(ratio, repeats) : 0};
     out->tokens_per_s = (double)n / out->seconds;
     out->flops = 6.0 * (double)hola_config_parameters(&m->cfg) * out->tokens_per_s;
@@ -256,7 +271,6 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     enum { TIMED_TOKENS = 64 };
     hola_model *m = y->model;
     hola_status s = HOLA_OK;
-    int64_t left, used;
     for (int64_t n; s == HOLA_OK && (n = tokens - hola_session_position(y)) > 0;)
         s = hola_session_feed(y, ids, n < CONTEXT_PIECE ? n : CONTEXT_PIECE, NULL);
     if (s == HOLA_OK) s = pass_decode(y, ids, 4, logits); /* warm-up */
@@ -265,8 +279,7 @@ static hola_status measure_at(hola_session *y, int64_t tokens, const int32_t *id
     *out = (struct bench_context){
         .tokens = tokens, .session = hola_session_bytes(y), .seconds_per_token = (hl_clock() - t) / TIMED_TOKENS};
     out->bytes = decode_bytes(m, tokens + TIMED_TOKENS / 2) / out->seconds_per_token;
-    m->backend->storage.free_memory(m->backend, &left, &used);
-    out->resident = m->backend->host ? hl_resident_bytes() : used;
+    out->resident = bytes_used(m);
     return s;
 }
 

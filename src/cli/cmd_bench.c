@@ -7,15 +7,16 @@
 #include <stdlib.h>
 
 struct bench_opts {
-    const char *preset;
+    const char *preset, *config;
     int64_t threads, batch, seq, prefill, repeats, context, sessions;
     int model_type, backend, precision;
-    bool json, quick, train_only, infer_only, alone;
+    bool json, quick, train_only, infer_only, alone, recompute;
 };
 
 #define OPTS struct bench_opts
 static const struct arg options[] = {
     OPT_STRING(0, "preset", preset, "NAME", "model size (default 46m)"),
+    OPT_STRING(0, "config", config, "FILE", "config.json of the model, instead of a preset"),
     OPT_CHOICE(0, "model-type", model_type, cli_model_types,
                "type of model (default: hola, compared with gated_deltanet)"),
     OPT_INT(0, "batch", batch, 1, 4096, "N", "sequences per training step (default 4)"),
@@ -27,6 +28,7 @@ static const struct arg options[] = {
             "also compare memory and speed after N tokens with those after 1000"),
     OPT_FLAG(0, "alone", alone, "do not compare with gated_deltanet: half the memory"),
     OPT_FLAG(0, "train-only", train_only, "time only the training step"),
+    OPT_FLAG(0, "recompute", recompute, "train as hola train --recompute"),
     OPT_CHOICE(0, "precision", precision, hl_train_precisions,
                "of the large products: auto, bf16, or fp8 (training only)"),
     OPT_FLAG(0, "infer-only", infer_only, "time only prefill and decoding: a fifth of the memory"),
@@ -106,6 +108,9 @@ static void print_table(const struct report *r) {
     if (r->train.seconds > 0)
         printf("\nof a training step: forward %.1f ms, backward %.1f ms, update %.1f ms\n", r->train.forward * 1e3,
                r->train.backward * 1e3, r->train.update * 1e3);
+    if (r->train.used > 0)
+        printf("memory of training: %.2f GB predicted, %.2f used\n", (double)r->train.predicted * 1e-9,
+               (double)r->train.used * 1e-9);
     double step = 0, token = 0;
     for (int i = 0; i < r->n_ops; i++) step += r->ops[i].seconds, token += r->decode_ops[i].seconds;
     printf("  %-18s %21s %21s\n", "op", "training step", "decoded token, bf16");
@@ -143,13 +148,14 @@ static int print_report(const struct report *r) {
                                                   r->context[i].seconds_per_token, "of_limit",
                                                   share(r->context[i].bytes, r->limits.bandwidth)));
     json_t *root = json_pack(
-        "{s:s,s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o,s:o,s:o}", "preset",
-        r->o.preset, "model_type", cli_model_types[r->o.model_type], "precision", hl_train_precisions[r->o.precision],
-        "parameters", (json_int_t)r->parameters, "threads", (json_int_t)r->o.threads, "limits", "blas_flops",
-        r->limits.blas, "own_flops", r->limits.own, "read_bytes_per_s", r->limits.bandwidth, "train", "tokens",
-        (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s", r->train.tokens_per_s, "seconds", r->train.seconds,
-        "forward", r->train.forward, "backward", r->train.backward, "update", r->train.update, "of_limit",
-        share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio), "decode_id",
+        "{s:s,s:s,s:s,s:I,s:I,s:{s:f,s:f,s:f},s:{s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:I},s:o,s:o,s:o,s:o,s:o,s:o}",
+        "preset", r->o.preset, "model_type", cli_model_types[r->o.model_type], "precision",
+        hl_train_precisions[r->o.precision], "parameters", (json_int_t)r->parameters, "threads",
+        (json_int_t)r->o.threads, "limits", "blas_flops", r->limits.blas, "own_flops", r->limits.own,
+        "read_bytes_per_s", r->limits.bandwidth, "train", "tokens", (json_int_t)(r->o.batch * r->o.seq), "tokens_per_s",
+        r->train.tokens_per_s, "seconds", r->train.seconds, "forward", r->train.forward, "backward", r->train.backward,
+        "update", r->train.update, "of_limit", share(r->train.flops, peak(r)), "cache_cost", cache_cost(r->train.ratio),
+        "predicted_bytes", (json_int_t)r->train.predicted, "used_bytes", (json_int_t)r->train.used, "decode_id",
         infer_json(&r->decode_id, share(r->decode_id.bytes, r->limits.bandwidth)), "decode_batch",
         infer_json(&r->decode_batch, share(r->decode_batch.bytes, r->limits.bandwidth)), "decode_ids",
         infer_json(&r->decode_ids, share(r->decode_ids.bytes, r->limits.bandwidth)), "train_ops", ops, "decode_ops",
@@ -176,11 +182,15 @@ static hola_status keep_as(hola_model *m, hola_dtype dtype) {
     return s;
 }
 
+static struct bench_training training(const struct report *r) {
+    return (struct bench_training){r->o.batch, r->o.seq, (hola_precision)r->o.precision, r->o.recompute};
+}
 /* One training step with every op timed; then one block of decoded tokens. */
 static hola_status time_train_ops(struct report *r, hola_model *m) {
+    const struct bench_training how = training(r);
     struct bench_train once;
     r->n_ops = bench_ops_start(m);
-    hola_status s = bench_train(m, NULL, r->o.batch, r->o.seq, (hola_precision)r->o.precision, 1, &once);
+    hola_status s = bench_train(m, NULL, &how, 1, &once);
     bench_ops_stop(m, r->ops);
     for (int i = 0; i < r->n_ops; i++) r->ops[i].seconds /= 2; /* warm-up and one repetition */
     return s;
@@ -195,11 +205,12 @@ static hola_status time_decode_ops(struct report *r, hola_model *m, int64_t toke
 }
 
 static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
+    const struct bench_training how = training(r);
     const int n = (int)r->o.repeats;
     const int64_t decode = r->o.quick ? 8 : 256;
     hola_status s = HOLA_OK;
     bench_limits_measure(&r->limits, m->backend);
-    if (!r->o.infer_only) s = bench_train(m, gdn, r->o.batch, r->o.seq, (hola_precision)r->o.precision, n, &r->train);
+    if (!r->o.infer_only) s = bench_train(m, gdn, &how, n, &r->train);
     if (s == HOLA_OK && !r->o.infer_only) s = time_train_ops(r, m);
     if (r->o.train_only) return s;
     if (s == HOLA_OK) s = bench_prefill(m, gdn, r->o.prefill, n, &r->prefill[HOLA_F32]);
@@ -240,7 +251,9 @@ int cmd_bench(int argc, char **argv) {
     const hola_options opt = {.threads = (int)r.o.threads,
                               .backend = cli_backend(r.o.backend),
                               .precision = bf16 ? HOLA_PRECISION_BF16 : HOLA_PRECISION_AUTO};
-    hola_status s = hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
+    hola_status s = r.o.config ? hola_config_read(&cfg, r.o.config)
+                               : hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
+    if (s == HOLA_OK && r.o.config) r.o.preset = r.o.config, r.o.model_type = cfg.model_type;
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
     if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA && !r.o.alone) {
         r.paired = true;
