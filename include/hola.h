@@ -134,6 +134,7 @@ typedef struct hola_config {
     bool cache_gate_linear;  /* the read is scaled by max(g, 0) of the gate g, not sigmoid(g): at 0 the memory is off */
     bool cache_gate_token;   /* per-token gate: adds a projection of the layer's input to the head's gate */
     double cache_redundancy; /* > 0: rows whose key has a larger cosine to that of a better row rank last */
+    bool cache_layer_set;    /* all heads of a layer keep the same tokens, ranked by the norm of their scores */
     int64_t cache_sinks;     /* streaming: tokens at the start of a document that are never evicted */
     int64_t cache_lte_dim;   /* lte: channels of the scorer */
     /* softmax attention, model_type transformer; heads have hidden_size / num_heads channels */

@@ -26,6 +26,7 @@ struct batch {
     real *q, *k, *v, *score, *tau, *sink, *gate, *dout;
     real *out, *read, *lse, *dq, *dk, *dv, *dtau, *dsink, *dgate, *dscore;
     real *token, *dtoken; /* token_gate and its gradient; NULL: one gate for all tokens */
+    real *joined;         /* the scores of the op with one set per layer, whose heads have b->score; NULL: b->score */
     real *r, *weight, *S; /* of measured scores: [T][H]; [K]; [blocks][HV][K][V], the state after each block */
     int64_t nS;
     int64_t *sel;
@@ -147,6 +148,27 @@ static inline struct batch *with_redundancy(struct batch *b, int64_t groups, uin
     return b;
 }
 
+/* The scores that the op gets with one set per layer: those of the backend's cache_score. */
+static inline void batch_join(struct batch *b, const char *backend, struct hl_backend *pool) {
+    const struct hl_score a = {
+        .T = b->T, .HV = b->s.HV, .V = b->s.V, .policy = b->a.policy, .m = b->score, .score = b->joined};
+    if (b->joined) hl_ops_named(backend)->cache_score(pool, &a);
+}
+/* One set per layer. The heads' scores are small integers: many norms are equal, and all backends' have the same bits.
+ * Some are not numbers. */
+static inline struct batch *with_layer_set(struct batch *b, uint64_t seed) {
+    const int64_t n = b->T * b->s.HV;
+    assert_true(b->s.evict == HOLA_EVICT_BETAE);
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t x = check_mix((uint64_t)i + seed * 1000) % 100;
+        b->score[i] = x == 99 ? (real)NAN : (real)(x % 6);
+    }
+    b->a.policy.layer_set = true;
+    b->a.score = b->joined = check_new(n);
+    batch_join(b, "cpu-ref", NULL);
+    return b;
+}
+
 static inline void batch_free(struct batch *b) {
     real *q[] = {b->q, b->k, b->dq, b->dk}, *v[] = {b->v, b->dout, b->out, b->read, b->dv};
     real *t[] = {b->score, b->lse, b->dscore}, *h[] = {b->tau, b->sink, b->gate, b->dtau, b->dsink, b->dgate};
@@ -156,6 +178,7 @@ static inline void batch_free(struct batch *b) {
     check_free(b->r, b->T * b->s.H), check_free(b->weight, b->s.K), check_free(b->S, b->nS);
     for (int i = 0; i < 6; i++) check_free(h[i], b->s.HV);
     if (b->token) check_free(b->token, b->T * b->s.HV), check_free(b->dtoken, b->T * b->s.HV);
+    if (b->joined) check_free(b->joined, b->T * b->s.HV);
     free(b->sel);
     free(b);
 }
@@ -247,6 +270,7 @@ static inline void batch_feed(const struct batch *b, const char *who, struct hl_
 static inline void batch_run(struct batch *b, const char *backend, struct hl_backend *pool, bool backward) {
     const struct hl_ops *ops = hl_ops_named(backend);
     CHECK_OK(hl_backend_reserve(pool, hl_cache_scratch(b->s.K, b->s.V, b->s.window, b->s.chunk)));
+    batch_join(b, backend, pool);
     ops->cache_forward(pool, &b->a);
     if (backward) ops->cache_backward(pool, &b->a);
 }
@@ -293,8 +317,24 @@ enum wrong {
     ONE_GATE,
     KEEPS_ALIKE, /* treats near-duplicates like any other row */
     LEAVES_EMPTY,
-    BRINGS_BACK
+    BRINGS_BACK,
+    SET_PER_HEAD,
+    LARGEST_HEAD /* one set per layer, but by the largest score of any head */
 };
+
+/* What head h ranks a row by. */
+static inline double plain_rank(const struct batch *b, int64_t row, int64_t h, enum wrong wrong) {
+    const real *score = b->score + row * b->s.HV;
+    double sum = 0, largest = 0;
+    bool number = true;
+    for (int64_t i = 0; i < b->s.HV; i++) {
+        number = number && score[i] == score[i];
+        sum += (double)score[i] * (double)score[i];
+        largest = fmax(largest, (double)score[i]);
+    }
+    if (!b->a.policy.layer_set || wrong == SET_PER_HEAD) return score[h] == score[h] ? (double)score[h] : -INFINITY;
+    return !number ? -INFINITY : wrong == LARGEST_HEAD ? largest : sum;
+}
 
 /* The rows that the block beginning at row `first` of segment g keeps of those before it. */
 static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, int64_t h, int64_t first, int64_t *keep,
@@ -305,8 +345,8 @@ static inline int64_t plain_keep(const struct batch *b, const struct hl_seg *g, 
     for (int64_t j = 0; j < until; j++) {
         int64_t better = 0;
         for (int64_t i = 0; i < until; i++) {
-            real x = b->score[(g->row + i) * b->s.HV + h], y = b->score[(g->row + j) * b->s.HV + h];
-            if (latest) x = i < sinks ? INFINITY : (real)i, y = j < sinks ? INFINITY : (real)j;
+            double x = plain_rank(b, g->row + i, h, wrong), y = plain_rank(b, g->row + j, h, wrong);
+            if (latest) x = i < sinks ? INFINITY : (double)i, y = j < sinks ? INFINITY : (double)j;
             better += x > y || (x == y && (wrong == LATER_TIES ? i > j : i < j));
         }
         if (better < b->s.window) keep[n++] = j;

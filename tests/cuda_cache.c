@@ -149,6 +149,38 @@ static void test_variants(void **state) {
     }
 }
 
+/* One set per layer: rows, tiles and every kernel that selects. And versions that are wrong. */
+static void test_layer_set(void **state) {
+    static const struct shape all[] = {{5, 7, 2, 4, 24, 24, HOLA_EVICT_BETAE},
+                                       {20, 70, 1, 2, 64, 64, HOLA_EVICT_BETAE},
+                                       {4, 16, 1, 4, 16, 32, HOLA_EVICT_BETAE},
+                                       {64, 256, 4, 4, 128, 128, HOLA_EVICT_BETAE}};
+    static const enum wrong versions[] = {RIGHT, SET_PER_HEAD, LARGEST_HEAD};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            if (!dev_slow(&d) || i + (size_t)f < (dev_least() ? 1 : 3))
+                compare(&d, with_layer_set(mixed(&d, all[i], 110 + i), i),
+                        with_layer_set(mixed(&d, all[i], 110 + i), i), tol_of(&d));
+        for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+            for (int64_t len = 60; len <= 300; len += 240) { /* selected by each block, or by a walk over many */
+                const struct shape s = {6, 16, 1, 2, f ? 24 : 64, f ? 16 : 64, HOLA_EVICT_BETAE};
+                if (dev_slow(&d) && len == 300 && (f || i)) continue;
+                struct batch *b = with_layer_set(rounded(&d, batch_new(s, &len, 1, 18)), 3);
+                real *want = check_new(b->nv);
+                memcpy(want, b->out, (size_t)b->nv * sizeof(real));
+                plain_run(b, want, NULL, versions[i]);
+                run(&d, b);
+                if (versions[i] == RIGHT) CHECK_NEAR(b->out, want, b->T, s.HV * s.V, tol_of(&d), "%s", d.ops->name);
+                else CHECK_FAR(b->out, want, b->T, s.HV * s.V, 1e-2);
+                check_free(want, b->nv);
+                batch_free(b);
+            }
+        dev_close(&d);
+    }
+}
+
 /* the tiles of the tensor cores: windows and blocks around 32, 64 and 128 */
 static void test_tiles(void **state) {
     static const struct {
@@ -363,8 +395,9 @@ static void test_score(void **state) {
         real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2), *v = check_random(N * V, -1, 1, 3);
         real *want = check_new(N), *got = check_new(N);
         dev_round(&d, v, N * V);
-        for (int e = 0; e < 3; e++) {
-            const struct hl_policy policy = policy_of(kinds[e]);
+        for (int e = 0; e < 6; e++) {
+            struct hl_policy policy = policy_of(kinds[e % 3]);
+            policy.layer_set = e >= 3;
             struct hl_score a = {T, HV, V, policy, m, beta, v, want};
             struct hl_score b = {T,
                                  HV,
@@ -379,6 +412,10 @@ static void test_score(void **state) {
             dev_real_take(&d, b.score, got, N);
             CHECK_NEAR(got, want, T, HV, 1e-6, "score %d", e);
             if (e > 0) CHECK_FAR(got, m, T, HV, 1e-2);
+            for (int64_t i = 0; i < N && e >= 3; i++) assert_true(got[i] == got[i / HV * HV]);
+            a.policy.layer_set = false;
+            hl_ops_named("cpu-ref")->cache_score(host, &a);
+            if (e >= 3) CHECK_FAR(got, want, T, HV, 1e-2);
             dev_drop(&d, b.m), dev_drop(&d, b.beta), dev_drop(&d, b.v);
         }
         check_free(m, N), check_free(beta, N), check_free(v, N * V), check_free(want, N), check_free(got, N);
@@ -445,7 +482,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_definition),   cmocka_unit_test(test_odd_scores),
         cmocka_unit_test(test_large_logits), cmocka_unit_test(test_bits),
         cmocka_unit_test(test_score),        cmocka_unit_test(test_linear_gate),
-        cmocka_unit_test(test_variants),     cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_variants),     cmocka_unit_test(test_layer_set),
+        cmocka_unit_test(test_speed),
     };
     int failed;
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -29,6 +29,14 @@ static inline struct hl_cache upload(const struct dev *d, const struct batch *b)
     struct hl_cache x = b->a;
     x.q = dev_act(d, b->q, b->nq), x.k = dev_act(d, b->k, b->nq), x.v = dev_act(d, b->v, b->nv);
     x.score = x.recall = dev_real(d, b->score, n);
+    if (b->joined) { /* one set per layer: by the device's own op */
+        real *joined = dev_real(d, NULL, n);
+        const struct hl_score a = {
+            .T = b->T, .HV = HV, .V = b->s.V, .policy = b->a.policy, .m = x.score, .score = joined};
+        d->ops->cache_score(d->backend, &a);
+        dev_drop(d, x.score);
+        x.score = x.recall = joined;
+    }
     x.dscore = dev_real(d, NULL, n);
     x.r_state = b->a.r_state ? dev_real(d, b->r, b->T * b->s.H) : NULL;
     x.k_weight = b->a.k_weight ? dev_real(d, b->weight, b->s.K) : NULL;

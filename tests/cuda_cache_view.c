@@ -2,12 +2,12 @@
 #include "model/cache_view.h"
 #include "models.h"
 
-static void test_view(void **state) {
+static void same_view(int variant, bool layer_set) {
     enum { N = 150 };
     int32_t *ids = random_ids(N, 97, 3);
-    hola_model *cpu = variant_model(0, 1, NULL), *cuda = variant_model(0, 1, "cuda-f32");
+    hola_model *cpu = variant_model(variant, 1, NULL), *cuda = variant_model(variant, 1, "cuda-f32");
     struct hl_cache_view a, b, other;
-    (void)state;
+    bool same = true;
     CHECK_OK(hl_cache_view_make(&a, cpu, ids, N, 100));
     CHECK_OK(hl_cache_view_make(&b, cuda, ids, N, 100));
     CHECK_OK(hl_cache_view_make(&other, cpu, ids, N, 101));
@@ -18,8 +18,9 @@ static void test_view(void **state) {
         assert_memory_equal(x->pos, y->pos, (size_t)x->kept * sizeof *x->pos);
         for (int64_t j = 0; j < x->kept; j++) {
             assert_true(fabsf(x->score[j] - y->score[j]) < 1e-4f);
-            assert_true(x->score[j] == x->m[x->pos[j]] && y->score[j] == y->m[y->pos[j]]);
+            if (!layer_set) assert_true(x->score[j] == x->m[x->pos[j]] && y->score[j] == y->m[y->pos[j]]);
         }
+        same = same && !memcmp(y->pos, b.head[i / b.heads * b.heads].pos, (size_t)y->kept * sizeof *y->pos);
         assert_int_equal(x->seen, y->seen);
         for (int64_t t = 0; t < N; t++) assert_true(fabsf(x->m[t] - y->m[t]) < 1e-4f);
         for (int64_t j = 0; j < x->seen; j++) {
@@ -28,12 +29,21 @@ static void test_view(void **state) {
         }
         assert_true(apart > 1e-2); /* another query reads otherwise */
     }
+    assert_true(same == layer_set); /* the same tokens in all heads of a layer */
     hl_cache_view_free(&a);
     hl_cache_view_free(&b);
     hl_cache_view_free(&other);
     free(ids);
     hola_model_free(cpu);
     hola_model_free(cuda);
+}
+
+static void test_view(void **state) {
+    int layer_set = 0;
+    (void)state;
+    while (strcmp(variants[layer_set].name, "hola, one set per layer")) layer_set++;
+    same_view(0, false);
+    same_view(layer_set, true);
 }
 
 int main(void) {

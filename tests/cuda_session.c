@@ -64,6 +64,46 @@ static void positions_of_what_is_kept(void **state) {
     free(ids);
 }
 
+/* One set per layer: no fused kernel knows of other heads, so these models are decoded op by op, alone and in a batch;
+ * and over the ends of blocks the heads keep the same tokens. Those of a set per head keep different ones. */
+static void one_set_per_layer(void **state) {
+    enum { SESSIONS = 2, PROMPT = 20, STEPS = 30 };
+    int32_t *ids = random_ids(PROMPT + STEPS, VOCAB, 3);
+    (void)state;
+    for (int layer_set = 0; layer_set < 2; layer_set++) {
+        hola_config cfg;
+        hola_model *m;
+        hola_session *s[SESSIONS];
+        struct hl_decode decode;
+        float logits[SESSIONS * VOCAB];
+        int64_t apart = 0, pos[2][8], count;
+        CHECK_OK(hl_config_parse(&cfg, BODY, (int64_t)strlen(BODY), "config"));
+        cfg.head_dim = cfg.head_v_dim = 64;
+        cfg.cache_layer_set = layer_set;
+        if (hola_model_new(&m, &cfg, 7, &(hola_options){.threads = 1, .backend = "cuda"}) != HOLA_OK) skip();
+        for (int i = 0; i < SESSIONS; i++) s[i] = after(m, ids + i, PROMPT - i);
+        for (int64_t n = 1; n <= SESSIONS; n++) {
+            const struct hl_rows rows = {.T = n, .n = n};
+            assert_true((hl_decode_plan(m, &rows, &decode) == HL_BY_OPS) == layer_set);
+        }
+        for (int t = PROMPT; t < PROMPT + STEPS; t++) {
+            const int32_t next[SESSIONS] = {ids[t], ids[t - 1]};
+            CHECK_OK(hola_session_step(s, t % 3 ? SESSIONS : 1, next, logits));
+        }
+        for (int i = 0; i < SESSIONS * 2; i++) {
+            for (int64_t head = 0; head < 2; head++) {
+                CHECK_OK(hl_session_kept(s[i / 2], i % 2, head, pos[head], NULL, &count));
+                assert_int_equal(count, 8);
+            }
+            apart += memcmp(pos[0], pos[1], sizeof pos[0]) != 0;
+        }
+        assert_true((apart == 0) == layer_set);
+        for (int i = 0; i < SESSIONS; i++) hola_session_free(s[i]);
+        hola_model_free(m);
+    }
+    free(ids);
+}
+
 static void copies_of_a_session(void **state) {
     hola_model *m = model_on("cuda");
     char *dir = temp_new(), *path = hl_path_join(dir, "session");
@@ -178,8 +218,9 @@ static void rows_keep_their_bits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(positions_of_what_is_kept),
-                                       cmocka_unit_test(copies_of_a_session), cmocka_unit_test(history_on_a_device),
-                                       cmocka_unit_test(from_device_to_cpu), cmocka_unit_test(rows_keep_their_bits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(positions_of_what_is_kept), cmocka_unit_test(one_set_per_layer),
+        cmocka_unit_test(copies_of_a_session),       cmocka_unit_test(history_on_a_device),
+        cmocka_unit_test(from_device_to_cpu),        cmocka_unit_test(rows_keep_their_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,6 +41,8 @@ static struct seed seed_at(size_t i) {
         "\"cache_sinks\": 3}",
         "{\"model_type\": \"hola\", \"cache_evict\": \"lola\", \"cache_norm\": \"rms\", \"cache_window\": 0}",
         "{\"model_type\": \"hola\", \"cache_evict\": \"streaming\", \"cache_sinks\": 0}",
+        "{\"model_type\": \"hola\", \"cache_evict\": \"betav\", \"cache_layer_set\": true, \"cache_gate_token\": true, "
+        "\"cache_redundancy\": 0}",
     };
     return i < sizeof texts / sizeof *texts ? (struct seed){texts[i], strlen(texts[i])} : (struct seed){NULL, 0};
 }

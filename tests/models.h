@@ -46,6 +46,10 @@ static const struct variant variants[] = {
     {"gsa, convolutions, grouped heads",
      "{" TINY "\"model_type\":\"gsa\",\"num_heads\":4,\"num_kv_heads\":2,\"num_slots\":null,\"expand_k\":0.5,"
      "\"use_short_conv\":true,\"conv_size\":3,\"feature_map\":\"relu\",\"elementwise_affine\":false}"},
+    {"hola, one set per layer", "{" TINY HOLA "\"expand_v\":1,\"cache_layer_set\":true,\"num_v_heads\":4}"},
+    {"kda with exact memory e, one set per layer, a gate per token",
+     "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16,\"cache_evict\":\"e\",\"cache_window\":8,"
+     "\"cache_chunk\":32,\"cache_gate_init\":0.5,\"cache_gate_token\":true,\"cache_layer_set\":true}"},
     {"kda", "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"head_dim\":16}"},
     {"kda, value heads 4, lower bound",
      "{" TINY "\"model_type\":\"kda\",\"num_heads\":2,\"num_v_heads\":4,\"head_dim\":16,\"expand_v\":0.5,"

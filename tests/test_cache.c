@@ -251,6 +251,31 @@ static void test_redundancy(void **state) {
     compare(with_redundancy(mixed(s, 68), 40, 9), with_redundancy(mixed(s, 68), 40, 9), tol);
 }
 
+/* One set per layer: the heads keep the same rows, those that the definition ranks first. */
+static void test_layer_set(void **state) {
+    static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {30, 16}, {0, 8}};
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        for (int64_t group = 1; group <= 2; group++) {
+            const uint64_t seed = (uint64_t)(10 * i + group);
+            const struct shape s = {wc[i][0], wc[i][1], 2, 2 * group, 24, 16, HOLA_EVICT_BETAE};
+            struct batch *b = with_layer_set(mixed(s, 71), seed);
+            compare(with_token_gate(with_layer_set(mixed(s, 71), seed), 3),
+                    with_token_gate(with_layer_set(mixed(s, 71), seed), 3), tol);
+            streams(with_layer_set(single(s, 9 * s.chunk + 5, 72), seed), tol);
+            batch_run(b, "cpu", one, false);
+            for (int64_t j = 0; j < b->blocks * s.HV; j++)
+                assert_memory_equal(b->sel + j * s.window, b->sel + j / s.HV * s.HV * s.window,
+                                    (size_t)s.window * sizeof *b->sel);
+            batch_free(b);
+        }
+    const struct shape s = {4, 16, 2, 4, 24, 16, HOLA_EVICT_BETAE}, large = {64, 256, 1, 4, 64, 64, HOLA_EVICT_BETAE};
+    static const enum wrong versions[] = {RIGHT, SET_PER_HEAD, LARGEST_HEAD, LATER_TIES, LATEST};
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        by_definition(with_layer_set(mixed(s, 73), 1), versions[i]);
+    compare(with_layer_set(mixed(large, 74), 2), with_layer_set(mixed(large, 74), 2), tol);
+}
+
 /* Order by position with a protected prefix, down to windows that hold nothing else. */
 static void test_first_rows(void **state) {
     static const int64_t wc[][2] = {{4, 16}, {16, 4}, {5, 1}, {9, 7}, {0, 8}, {30, 16}};
@@ -412,18 +437,26 @@ static void test_session_bits(void **state) {
         }
 }
 
+/* The scores of heads; with one set per layer their norm, which of one head are the same bits. */
 static void test_score(void **state) {
-    enum { T = 70, HV = 3, V = 24, N = T * HV };
+    enum { T = 300, HV = 3, V = 24, N = T * HV };
     real *m = check_random(N, 0, 2, 1), *beta = check_random(N, 0.1, 1, 2), *v = check_random(N * V, -1, 1, 3);
-    real *want = check_new(N), *got = check_new(N);
+    real *want = check_new(N), *got = check_new(N), *alone = check_new(N);
     (void)state;
-    for (int e = 0; e < 3; e++) {
+    for (int e = 0; e < 6; e++) {
         struct hl_score a = {.T = T, .HV = HV, .V = V, .m = m, .beta = beta, .v = v};
-        a.policy = policy_of(kinds[e]);
+        a.policy = policy_of(kinds[e % 3]);
+        a.policy.layer_set = e >= 3;
         for (int64_t i = 0; i < N; i++) {
             double sum = 0;
             for (int64_t j = 0; j < V; j++) sum += (double)v[i * V + j] * (double)v[i * V + j];
-            want[i] = e == 0 ? m[i] : e == 1 ? m[i] / beta[i] : (real)((double)beta[i] * sqrt(sum));
+            want[i] = e % 3 == 0 ? m[i] : e % 3 == 1 ? m[i] / beta[i] : (real)((double)beta[i] * sqrt(sum));
+        }
+        memcpy(alone, want, N * sizeof *want);
+        for (int64_t t = 0; t < T && a.policy.layer_set; t++) {
+            double sum = 0;
+            for (int64_t h = 0; h < HV; h++) sum += (double)want[t * HV + h] * (double)want[t * HV + h];
+            for (int64_t h = 0; h < HV; h++) want[t * HV + h] = (real)sqrt(sum);
         }
         for (int i = -1; i < 0 || check_backend(i); i++) {
             const char *who = i < 0 ? "cpu-ref" : check_backend(i);
@@ -433,9 +466,23 @@ static void test_score(void **state) {
             hl_ops_named(who)->cache_score(three, &a);
             CHECK_NEAR(got, want, T, HV, 1e-6, "%s", who);
             if (e > 0) CHECK_FAR(got, m, T, HV, 1e-2);
+            if (!a.policy.layer_set) continue;
+            CHECK_FAR(got, alone, T, HV, 1e-2);
+            struct hl_score one_head = a;
+            one_head.T = N, one_head.HV = 1;
+            hl_ops_named(who)->cache_score(three, &one_head);
+            one_head.policy.layer_set = false, one_head.score = alone;
+            hl_ops_named(who)->cache_score(three, &one_head);
+            same_bits(got, alone, N);
+            const real was = m[5 * HV + 1]; /* NaN in one head of row 5 */
+            m[5 * HV + 1] = NAN;
+            if (e == 3) hl_ops_named(who)->cache_score(three, &a);
+            for (int64_t j = 0; j < N && e == 3; j++) assert_true((got[j] != got[j]) == (j / HV == 5));
+            m[5 * HV + 1] = was;
         }
     }
     check_free(m, N), check_free(beta, N), check_free(v, N * V), check_free(want, N), check_free(got, N);
+    check_free(alone, N);
 }
 
 int main(void) {
@@ -445,6 +492,7 @@ int main(void) {
         cmocka_unit_test(test_long_bits),    cmocka_unit_test(test_session_bits), cmocka_unit_test(test_score),
         cmocka_unit_test(test_large_logits), cmocka_unit_test(test_first_rows),   cmocka_unit_test(test_variants),
         cmocka_unit_test(test_token_gate),   cmocka_unit_test(test_redundancy),   cmocka_unit_test(test_linear_gate),
+        cmocka_unit_test(test_layer_set),
     };
     int failed;
     one = check_backend_open(1, hl_cache_scratch(128, 128, 600, 700));

@@ -166,6 +166,51 @@ static void test_redundancy(void **state) {
     free(ids);
 }
 
+/* One set per layer: all heads keep the tokens whose m has the largest norm over the heads, however the text is fed;
+ * without the option, or ranked by a head's own m, others are kept. */
+static void test_layer_set(void **state) {
+    static const char *const names[] = {"hola, one set per layer", "hola, value heads 4",
+                                        "kda with exact memory e, one set per layer, a gate per token"};
+    int32_t *ids = random_ids(N, 97, 12);
+    (void)state;
+    for (int n = 0; n < 3; n++) {
+        hola_model *m = variant_model(named(names[n]), 1, NULL);
+        const hola_config *c = hola_model_config(m);
+        const int64_t closed = N / c->cache_chunk * c->cache_chunk, w = c->cache_window;
+        struct hl_cache_view v;
+        hola_session *y;
+        float norm[N];
+        int64_t own = 0, joint = 0, others = 0, pos[8], count;
+        CHECK_OK(hl_cache_view_make(&v, m, ids, N, N - 1));
+        CHECK_OK(hola_session_new(&y, m));
+        for (int64_t i = 0, piece = 1; i < N; i += piece, piece = i % 3 ? 1 : 40)
+            CHECK_OK(hola_session_feed(y, ids + i, piece < N - i ? piece : N - i, NULL));
+        for (int64_t j = 0; j < v.layers * v.heads; j++) {
+            const struct hl_cache_view_head *h = &v.head[j], *first = &v.head[j / v.heads * v.heads];
+            for (int64_t t = 0; t < N; t++) {
+                double sum = 0;
+                for (int64_t i = 0; i < v.heads; i++) sum += (double)first[i].m[t] * (double)first[i].m[t];
+                norm[t] = (float)sqrt(sum);
+            }
+            joint += largest_kept(h, norm, closed, w);
+            own += largest_kept(h, h->m, closed, w);
+            others += memcmp(h->pos, first->pos, (size_t)w * sizeof *h->pos) != 0;
+            for (int64_t i = 0; i < w && n == 0; i++)
+                assert_true(fabsf(h->score[i] - norm[h->pos[i]]) < 1e-5f && h->score[i] == first->score[i]);
+            CHECK_OK(hl_session_kept(y, j / v.heads, j % v.heads, pos, NULL, &count));
+            assert_true(count == w && h->kept == w);
+            assert_memory_equal(pos, h->pos, (size_t)w * sizeof *pos);
+        }
+        const int64_t all = v.layers * v.heads * w;
+        assert_true(n == 1 ? others > 0 : others == 0);
+        assert_true((joint == all) == (n == 0) && (own == all) == (n == 1));
+        hl_cache_view_free(&v);
+        hola_session_free(y);
+        hola_model_free(m);
+    }
+    free(ids);
+}
+
 /* A token's own gates: those of two tokens differ, and without what tokens add they are the heads'. */
 static void test_token_gate(void **state) {
     hola_model *m = variant_model(named("hola, a gate per token"), 1, NULL);
@@ -345,7 +390,7 @@ int main(void) {
         cmocka_unit_test(test_kept),       cmocka_unit_test(test_alike_and_added), cmocka_unit_test(test_largest),
         cmocka_unit_test(test_read),       cmocka_unit_test(test_recall),          cmocka_unit_test(test_redundancy),
         cmocka_unit_test(test_token_gate), cmocka_unit_test(test_learned),         cmocka_unit_test(test_same),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_layer_set),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

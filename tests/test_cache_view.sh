@@ -73,6 +73,22 @@ for rule in 'betae m m' 'e |e| |e|' 'betav beta|v| beta|v|' 'h2o sum p sum p' 'r
     check "$evict: JSON says $json" grep -qF "\"ranked_by\": \"$json\"" "$dir/json"
 done
 
+# one set per layer: the heads of a layer list the same tokens
+sed 's/"cache_chunk"/"cache_layer_set": true, "cache_chunk"/' "$dir/config.json" >"$dir/layer.json"
+"$hola" init -o "$dir/layer" --config "$dir/layer.json" -s 1 >/dev/null 2>&1 || bad "init with a set per layer failed"
+"$hola" inspect -m "$dir/layer" --tokenizer byte --memory -f "$dir/text" >"$dir/table" || bad "a set per layer failed"
+check "a set per layer: the table says |m|" grep -qF 'ranked by |m|  ' "$dir/table"
+check "... and says so" grep -q '^The heads of a layer keep the same tokens' "$dir/table"
+sets() { # MODEL: how many different sets its 2 x 2 heads keep
+    "$hola" inspect -m "$1" --tokenizer byte --memory -f "$dir/text" --json >"$dir/json" || bad "inspect of $1 failed"
+    python3 -c 'import json, sys; d = json.load(open(sys.argv[1]))
+print(len({(h["layer"], *(k["position"] for k in h["kept"])) for h in d["heads"]}), d["ranked_by"])' "$dir/json"
+}
+if command -v python3 >/dev/null; then
+    check "a set per layer" [ "$(sets "$dir/layer")" = '2 |m|' ]
+    check "a set per head" [ "$(sets "$dir/m")" = '4 m' ]
+fi
+
 refused 2 'either --file or --ids' inspect -m "$dir/m" --memory
 refused 2 'need --memory' inspect -m "$dir/m" --layer 0
 refused 1 'the text has' inspect -m "$dir/m" --tokenizer byte --memory -f "$dir/text" --query 100000

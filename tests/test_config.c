@@ -207,6 +207,9 @@ static void test_bad_fields(void **state) {
         {"cache_redundancy", "2", "cache_redundancy: 2 is not between 0 and 1"},
         {"cache_redundancy", "true", "cache_redundancy: expected a number"},
         {"cache_gate_token", "1", "cache_gate_token: expected"},
+        {"cache_layer_set", "1", "cache_layer_set: expected true or false, found an integer"},
+        {"cache_layer_set", "null", "cache_layer_set: expected true or false, found null"},
+        {"cache_layer_set", "\"layer\"", "cache_layer_set: expected true or false, found a string"},
         {"cache_lte_dim", "0", "cache_lte_dim: 0 is not between 1 and 64"},
         {"cache_lte_dim", "65", "cache_lte_dim: 65 is not"},
         {"cache_lte_dim", "null", "cache_lte_dim: expected an integer, found null"},
@@ -440,6 +443,39 @@ static void test_check(void **state) {
     assert_string_equal(hola_dtype_name(HOLA_BF16), "BF16");
 }
 
+/* One set per layer needs scores that are known when a token is written, or positions. */
+static void test_layer_set(void **state) {
+    static const char *const why[HOLA_EVICT_COUNT] = {
+        [HOLA_EVICT_H2O] = "config: cache_layer_set: h2o does not score a token when it is written",
+        [HOLA_EVICT_LOLA] = "config: cache_layer_set: lola does not score",
+        [HOLA_EVICT_LTE] = "config: cache_layer_set: lte does not score"};
+    hola_config c, other;
+    (void)state;
+    for (int type = 0; type < 2; type++)
+        for (int e = 0; e < HOLA_EVICT_COUNT; e++) {
+            hl_config_defaults(&c, type ? HOLA_TYPE_KDA : HOLA_TYPE_HOLA);
+            c.cache_evict = (hola_evict)e;
+            if (type && e == HOLA_EVICT_LOLA) continue; /* kda has none */
+            CHECK_OK(hola_config_check(&c));
+            other = c;
+            other.cache_layer_set = true;
+            if (why[e]) CHECK_FAILS(hola_config_check(&other), HOLA_EINVAL, why[e]);
+            else CHECK_OK(hola_config_check(&other));
+            if (e != HOLA_EVICT_NONE) assert_true(hl_config_hash(&other) != hl_config_hash(&c));
+            assert_int_equal(hola_config_parameters(&other), why[e] ? 0 : hola_config_parameters(&c));
+        }
+    hl_config_defaults(&c, HOLA_TYPE_HOLA);
+    c.cache_layer_set = c.cache_gate_token = true;
+    CHECK_OK(hola_config_check(&c));
+    c.cache_redundancy = 0.5;
+    CHECK_FAILS(hola_config_check(&c), HOLA_EINVAL,
+                "config: cache_layer_set: cache_redundancy compares keys of one head");
+    c.model_type = HOLA_TYPE_GATED_DELTANET; /* no exact memory here */
+    CHECK_OK(hola_config_check(&c));
+    CHECK_FAILS(parse(&c, SMALL_HOLA ", \"cache_evict\": \"lola\", \"cache_layer_set\": true}"), HOLA_EFORMAT,
+                "dir/config.json: cache_layer_set: lola does not score a token when it is written");
+}
+
 /* Saved sessions hold these hashes: they must never change. Every field that counts has at least two values
  * here. */
 static void test_hash(void **state) {
@@ -479,7 +515,7 @@ int main(void) {
         cmocka_unit_test(test_presets),   cmocka_unit_test(test_vector_configs), cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_meanings),  cmocka_unit_test(test_bad_fields),     cmocka_unit_test(test_not_supported),
         cmocka_unit_test(test_bad_texts), cmocka_unit_test(test_transformer),    cmocka_unit_test(test_check),
-        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_hash),      cmocka_unit_test(test_layer_set),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

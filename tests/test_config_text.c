@@ -58,6 +58,8 @@ static void test_round_trip(void **state) {
             assert_true((c.cache_redundancy == 0) == (hola_config_check(&c) == HOLA_OK));
             c.cache_redundancy = 0;
         }
+        c.cache_layer_set = i % 4 == 1 && c.cache_redundancy == 0 && c.cache_evict != HOLA_EVICT_H2O &&
+                            c.cache_evict != HOLA_EVICT_LOLA && c.cache_evict != HOLA_EVICT_LTE;
         c.cache_lte_dim = 1 + i % 64;
         c.bos_token_id = i % 5 - 1;
         c.use_gate = i % 2;

@@ -59,6 +59,23 @@ r = json.load(open(sys.argv[1]))
 assert r["config"]["cache_gate_token"] and r["config"]["cache_redundancy"] == 0.5 and r["parameters"] == 32080 + 2 * 2 * 32
 assert [v[0] for v in r["curve"]["val"]] == [5, 10, 15, 20] and r["measures"]["memory"][0]["heads"]
 PY
+# what the runs change in the config is what hola takes, and all lists name runs
+python3 - "$study/runs.json" "$dir" <<'PY' || bad "runs.json, see above"
+import json, os, sys
+table = json.load(open(sys.argv[1]))
+os.mkdir(sys.argv[2] + "/configs")
+for name, run in table["runs"].items():
+    if "config" in run:
+        config = {**table["bases"]["tiny"]["shape"], "model_type": run["type"], **run["config"]}
+        json.dump(config, open(f"{sys.argv[2]}/configs/{name}.json", "w"))
+missing = [n for names in table["lists"].values() for n in names if n not in table["runs"]]
+assert not missing, missing
+assert "d-layer-set" in table["lists"]["ablations"]
+PY
+for f in "$dir"/configs/*.json; do
+    "$hola" init -o "${f%.json}" --config "$f" >"$dir/out" 2>&1 || bad "$f: $(cat "$dir/out")"
+done
+check "one set per layer" grep -q '"cache_layer_set": true' "$dir/configs/d-layer-set/config.json"
 run nonsense && bad "a run that is not in the table"
 check "it is named" grep -q '^run.sh: nonsense: no such run' "$dir/err"
 run && bad "no name"

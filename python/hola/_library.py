@@ -50,6 +50,7 @@ class Config(ctypes.Structure):
         ("cache_gate_linear", c_bool),
         ("cache_gate_token", c_bool),
         ("cache_redundancy", c_double),
+        ("cache_layer_set", c_bool),
         ("cache_sinks", c_int64),
         ("cache_lte_dim", c_int64),
         ("num_kv_heads", c_int64),

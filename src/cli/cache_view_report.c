@@ -94,9 +94,17 @@ static double *heat_of(const struct cache_view_report *r) {
 static double rank_by(const struct cache_view_report *r, const struct hl_cache_view_head *h, int64_t i) {
     return (double)(hl_evict_score_name(r->cfg->cache_evict) ? h->score[i] : h->m[h->pos[i]]);
 }
-static const char *rank_name(const struct cache_view_report *r) {
+static bool ranks_by_layer(const struct cache_view_report *r) {
+    return r->cfg->cache_layer_set && hl_evict_score_name(r->cfg->cache_evict);
+}
+struct rank_name {
+    char text[16];
+};
+static struct rank_name rank_name(const struct cache_view_report *r) {
     const char *name = hl_evict_score_name(r->cfg->cache_evict);
-    return name ? name : "m";
+    struct rank_name n;
+    snprintf(n.text, sizeof n.text, ranks_by_layer(r) ? "|%s|" : "%s", name ? name : "m");
+    return n;
 }
 
 struct summary {
@@ -165,7 +173,8 @@ static void print_head_row(const struct cache_view_report *r, int64_t l, int64_t
 }
 
 static void print_kept(const struct cache_view_report *r, const struct hl_cache_view_head *x, struct ranked *rank) {
-    printf("\n%10s %10s %10s %10s %10s %10s  %s\n", "position", "age", "m", rank_name(r), "query", "latest", "token");
+    printf("\n%10s %10s %10s %10s %10s %10s  %s\n", "position", "age", "m", rank_name(r).text, "query", "latest",
+           "token");
     for (int64_t i = 0; i < x->kept; i++) rank[i] = (struct ranked){x->pos[i], rank_by(r, x, i)};
     qsort(rank, (size_t)x->kept, sizeof *rank, larger_first);
     for (int64_t i = 0; i < x->kept && i < r->opts->top; i++)
@@ -183,11 +192,12 @@ static void print_report(const struct cache_view_report *r, const double *heat, 
            r->cfg->cache_chunk, r->view.query, r->text[r->view.query]);
     if (r->cfg->cache_redundancy > 0)
         printf("A key whose cosine with that of a better token is above %g is kept last.\n", r->cfg->cache_redundancy);
+    if (ranks_by_layer(r)) printf("The heads of a layer keep the same tokens, ranked by the norm of their scores.\n");
     if (r->cfg->cache_gate_token) printf("Every token has its own gates: these are the query's.\n");
     if (o->color == CACHE_VIEW_COLOR_ALWAYS ||
         (o->color == CACHE_VIEW_COLOR_AUTO && isatty(1) && !(term && !strcmp(term, "dumb"))))
         print_heat(r, heat);
-    printf("\nKept tokens, ranked by %s%*s  The query reads from\n", rank_name(r), 27 - (int)strlen(rank_name(r)), "");
+    printf("\nKept tokens, ranked by %-27s  The query reads from\n", rank_name(r).text);
     printf("%5s %4s %4s %8s %8s %8s %7s  %6s %5s %5s %5s%s\n", "layer", "head", "kept", "least", "most", "mean age",
            "latest", "memory", "block", "sink", "gate", shows_tokens() ? "  the first" : "");
     for (int64_t l = 0; l < r->view.layers; l++)
@@ -224,7 +234,7 @@ static int print_json(const struct cache_view_report *r) {
             if (cache_view_chosen(r, l, h)) json_array_append_new(heads, head_json(r, l, h));
     return cli_print_json(
         json_pack("{s:s, s:s, s:I, s:I, s:f, s:I, s:o, s:o}", "evict", hola_evict_name(r->cfg->cache_evict),
-                  "ranked_by", hl_evict_score_name(r->cfg->cache_evict) ? rank_name(r) : "position", "window",
+                  "ranked_by", hl_evict_score_name(r->cfg->cache_evict) ? rank_name(r).text : "position", "window",
                   (json_int_t)r->cfg->cache_window, "chunk", (json_int_t)r->cfg->cache_chunk, "redundancy",
                   r->cfg->cache_redundancy, "query", (json_int_t)r->view.query, "tokens", tokens, "heads", heads));
 }

@@ -28,9 +28,17 @@ bool hl_memory_is_learned(const hola_config *c) {
 bool hl_memory_gates_tokens(const hola_config *c) { return hl_has_exact_memory(c) && c->cache_gate_token; }
 
 hola_status hl_memory_config_check(const hola_config *c, const char *where) {
-    if (!hl_has_exact_memory(c) || c->cache_redundancy == 0 || !policy_of(c).by_position) return HOLA_OK;
-    return hl_fail(HOLA_EINVAL, "%s: cache_redundancy: %s ranks by position, it has no scores that decide", where,
-                   hola_evict_name(c->cache_evict));
+    const char *evict = hola_evict_name(c->cache_evict);
+    if (!hl_has_exact_memory(c)) return HOLA_OK;
+    const struct hl_policy p = policy_of(c);
+    if (p.redundancy > 0 && p.by_position)
+        return hl_fail(HOLA_EINVAL, "%s: cache_redundancy: %s ranks by position, it has no scores that decide", where,
+                       evict);
+    if (p.layer_set && !hl_policy_scores_writes(&p))
+        return hl_fail(HOLA_EINVAL, "%s: cache_layer_set: %s does not score a token when it is written", where, evict);
+    if (p.layer_set && p.redundancy > 0)
+        return hl_fail(HOLA_EINVAL, "%s: cache_layer_set: cache_redundancy compares keys of one head", where);
+    return HOLA_OK;
 }
 
 /* Weights start as N(0, 2 / fan_in), biases as 0. */
@@ -111,7 +119,10 @@ int64_t hl_memory_scratch(const hola_config *c, const struct hl_memory_heads *h)
     return hl_has_exact_memory(c) ? (read > score ? read : score) : 0;
 }
 
-static bool needs_score(const hola_config *c) { return policy_of(c).score != HL_SCORE_WRITE; }
+static bool needs_score(const hola_config *c) {
+    const struct hl_policy p = policy_of(c);
+    return p.score != HL_SCORE_WRITE || p.layer_set;
+}
 
 void hl_memory_buffers(const struct hl_buffers_for *f, const struct hl_memory_heads *h, struct hl_buffers *acts,
                        size_t acts_field, struct hl_buffers *grads, size_t grads_field) {

@@ -34,7 +34,7 @@ enum { HL_MEMORY_K, HL_MEMORY_V, HL_MEMORY_SCORE, HL_MEMORY_POSITION, HL_MEMORY_
 struct hl_memory_acts {
     void *qt, *kt; /* RMSNorm-gamma of q and k, used by the read; NULL with cache_norm l2 */
     real *r_qt, *r_kt;
-    real *score; /* the policy's score, if it is not m */
+    real *score; /* the policy's score, if it is not the head's m */
     void *read;
     real *lse;
     int64_t *sel;     /* [blocks][HV][window] */

@@ -266,6 +266,7 @@ static bool is_lte(const hola_config *c) { return c->cache_evict == HOLA_EVICT_L
 static bool has_linear_gate(const hola_config *c) { return c->cache_gate_linear; }
 static bool has_token_gate(const hola_config *c) { return c->cache_gate_token; }
 static bool has_redundancy(const hola_config *c) { return c->cache_redundancy > 0; }
+static bool has_layer_set(const hola_config *c) { return c->cache_layer_set; }
 static double null_width(const hola_config *c) { return (double)hl_intermediate_size(c->hidden_size, c->hidden_ratio); }
 static double null_ratio(const hola_config *c) { return (void)c, 4; }
 static double null_positions(const hola_config *c) { return (void)c, 2048; }
@@ -341,6 +342,7 @@ const struct hl_field hl_config_fields[] = {
     {FIELD(BOOL, cache_gate_linear,       MEMORY, MEMORY, 402, 0, 1), .used = has_linear_gate},
     {FIELD(BOOL, cache_gate_token,        MEMORY, MEMORY, 403, 0, 1), .used = has_token_gate},
     {FIELD(REAL, cache_redundancy,        MEMORY, MEMORY, 404, 0, 1), .used = has_redundancy},
+    {FIELD(BOOL, cache_layer_set,         MEMORY, MEMORY, 405, 0, 1), .used = has_layer_set},
     {FIELD(INT,  cache_sinks,             MEMORY, MEMORY, 400, 0, HL_MAX_WINDOW), .standard = 4, .used = is_streaming},
     {FIELD(INT,  cache_lte_dim,           MEMORY, MEMORY, 900, 1, HL_MAX_LTE_DIM), .standard = 16, .used = is_lte},
     {.name = "torch_dtype", .file = ALL, .write = write_dtype},

@@ -93,7 +93,10 @@ def run(program, *args):
                                     dict(cache_evict="lola", cache_norm="l2", cache_chunk=6),
                                     dict(cache_evict="lola", num_v_heads=4, cache_redundancy=0.3),
                                     dict(cache_evict="lte", num_v_heads=4, cache_lte_dim=5),
-                                    dict(cache_redundancy=0.2)], ids=str)
+                                    dict(cache_redundancy=0.2),
+                                    dict(cache_layer_set=True, num_v_heads=4),
+                                    dict(cache_layer_set=True, cache_evict="e", cache_gate_token=True),
+                                    dict(cache_layer_set=True, cache_evict="betav")], ids=str)
 def test_saved_here_and_there(fields, program, tmp_path):
     m, row = model(torch.float32, **fields), ids(40)
     m.save_pretrained(tmp_path / "here")
@@ -159,12 +162,13 @@ def test_packed_and_padded():
         m(left, attention_mask=mask[:, 1:])
 
 
-@pytest.mark.parametrize("evict, redundancy", [("betae", 0), ("e", 0), ("betav", 0), ("recency", 0), ("streaming", 0),
-                                               ("h2o", 0), ("lola", 0), ("lte", 0), ("none", 0), ("betae", 0.2),
-                                               ("h2o", 0.2)])
-def test_cache(evict, redundancy):
+@pytest.mark.parametrize("evict, more", [("betae", {}), ("e", {}), ("betav", {}), ("recency", {}), ("streaming", {}),
+                                         ("h2o", {}), ("lola", {}), ("lte", {}), ("none", {}),
+                                         ("betae", {"cache_redundancy": 0.2}), ("h2o", {"cache_redundancy": 0.2}),
+                                         ("betae", {"cache_layer_set": True}), ("betav", {"cache_layer_set": True})])
+def test_cache(evict, more):
     """Token by token, in pieces, padded or not: the logits are those of one forward pass."""
-    m, rows, lengths = model(cache_evict=evict, cache_redundancy=redundancy), ids(3, 45), [45, 40, 33]
+    m, rows, lengths = model(cache_evict=evict, **more), ids(3, 45), [45, 40, 33]
     left = torch.stack([torch.nn.functional.pad(r[:n], (45 - n, 0)) for r, n in zip(rows, lengths)])
     mask = torch.stack([torch.nn.functional.pad(torch.ones(n), (45 - n, 0)) for n in lengths]).long()
     with torch.no_grad():
@@ -270,6 +274,29 @@ def test_config():
             ht.HolaConfig(**{field: value})
     with pytest.raises(ValueError, match="^cache_redundancy: "):
         ht.HolaConfig(cache_evict="recency", cache_redundancy=0.5)
+    for more in (dict(cache_evict="h2o"), dict(cache_evict="lola"), dict(cache_evict="lte"), dict(cache_redundancy=0.5)):
+        with pytest.raises(ValueError, match="^cache_layer_set: "):
+            ht.HolaConfig(cache_layer_set=True, **more)
+    for evict in ("recency", "none"):
+        assert ht.HolaConfig(cache_evict=evict, cache_layer_set=True).cache_layer_set
+
+
+def test_layer_set():
+    """The heads of a layer keep the same tokens: those with the largest norm of what the heads alone rank by."""
+    row, score, kept = ids(1, 40), {}, {}
+    for on in (False, True):
+        m = model(cache_layer_set=on)
+        attn = m.model.layers[0].attn
+        own = attn._score
+        attn._score = lambda *x: score.setdefault(on, own(*x))
+        with torch.no_grad():
+            memory = m(row, use_cache=True).past_key_values.layers[0].memory
+        kept[on] = memory.slots[2][0, :, : SMALL["cache_window"]].sort(-1, descending=True).values
+    best = lambda x: x.sort(0, descending=True).values[: SMALL["cache_window"]].T  # noqa: E731
+    alone = score[False][0]
+    assert torch.equal(kept[False], best(alone))
+    assert torch.equal(kept[True], best(alone.norm(dim=-1, keepdim=True).expand(alone.shape)))
+    assert not torch.equal(kept[False][0], kept[False][1])
 
 
 def test_as_remote_code(tmp_path):

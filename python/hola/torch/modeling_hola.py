@@ -71,6 +71,7 @@ class HolaConfig(PretrainedConfig):
         cache_gate_linear: bool = False,
         cache_gate_token: bool = False,
         cache_redundancy: float = 0.0,
+        cache_layer_set: bool = False,
         cache_sinks: int = 4,
         cache_lte_dim: int = 16,
         use_cache: bool = True,
@@ -106,6 +107,7 @@ class HolaConfig(PretrainedConfig):
         self.cache_gate_linear = cache_gate_linear
         self.cache_gate_token = cache_gate_token
         self.cache_redundancy = cache_redundancy
+        self.cache_layer_set = cache_layer_set
         self.cache_sinks = cache_sinks
         self.cache_lte_dim = cache_lte_dim
         self.use_cache = use_cache
@@ -133,6 +135,10 @@ class HolaConfig(PretrainedConfig):
         need(0 <= self.cache_redundancy <= 1, "cache_redundancy", "is not between 0 and 1")
         need(not self.cache_redundancy or self.cache_evict not in ("recency", "streaming"), "cache_redundancy",
              f"is not for cache_evict {self.cache_evict}")
+        need(not self.cache_layer_set or self.cache_evict not in IN_ORDER, "cache_layer_set",
+             f"is not for cache_evict {self.cache_evict}")
+        need(not self.cache_layer_set or not self.cache_redundancy or self.cache_evict == "none", "cache_layer_set",
+             "is not for cache_redundancy")
         need(self.cache_norm in ("rms", "l2"), "cache_norm", "is not rms or l2")
         for field in ("attn", "attnres_block_size"):
             need(other.get(field) is None, field, "is not supported")
@@ -341,16 +347,17 @@ class HolaAttention(nn.Module):
         comes later: m stands for it."""
         evict = self.config.cache_evict
         beta = b.detach().to(m.dtype).sigmoid() * (2 if self.config.allow_neg_eigval else 1)
+        if evict in ("recency", "streaming"):
+            age = position.to(m.dtype)
+            if evict == "streaming":
+                age = age.masked_fill(position < self.config.cache_sinks, float("inf"))
+            return age.unsqueeze(-1).expand(m.shape)
+        score = m
         if evict == "e":
-            return m / beta
+            score = m / beta
         if evict == "betav":
-            return beta * v.detach().to(m.dtype).norm(dim=-1)
-        if evict not in ("recency", "streaming"):
-            return m
-        age = position.to(m.dtype)
-        if evict == "streaming":
-            age = age.masked_fill(position < self.config.cache_sinks, float("inf"))
-        return age.unsqueeze(-1).expand(m.shape)
+            score = beta * v.detach().to(m.dtype).norm(dim=-1)
+        return score.norm(dim=-1, keepdim=True).expand(m.shape) if self.config.cache_layer_set else score
 
     def _logits(self) -> Logits:
         return Logits(self.cache_sink, self.cache_tau, self.config.head_dim**-0.5)

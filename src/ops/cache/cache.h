@@ -119,7 +119,8 @@ int64_t hl_cache_state_bytes(int64_t HV, int64_t K, int64_t V, int64_t window, i
                              bool factors);
 int64_t hl_cache_scratch(int64_t K, int64_t V, int64_t window, int64_t chunk); /* bytes per worker */
 
-/* The scores of new rows, by policy.score; HL_SCORE_NONE writes none. */
+/* The scores of new rows, by policy.score; HL_SCORE_NONE writes none. policy.layer_set: a row's scores are then replaced
+ * by their norm over the heads. All heads thus rank the same numbers, ties included, and keep the same rows. */
 struct hl_score {
     int64_t T, HV, V;
     struct hl_policy policy;
@@ -127,4 +128,10 @@ struct hl_score {
     const void *v;        /* [T][HV][V] */
     real *score;          /* [T][HV] */
 };
+/* Of one row. NaN in one head is NaN in all. */
+static inline void hl_score_of_layer(real *score, int64_t HV) {
+    real sum = 0;
+    for (int64_t h = 0; h < HV; h++) sum += score[h] * score[h];
+    for (int64_t h = 0; h < HV; h++) score[h] = R_SQRT(sum);
+}
 #endif

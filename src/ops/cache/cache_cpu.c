@@ -119,9 +119,9 @@ struct score {
 };
 static void score_rows(void *ctx, int64_t piece, int worker) {
     const struct hl_score *a = ((const struct score *)ctx)->a;
-    int64_t i = piece * SCORE_ROWS * a->HV, end = i + SCORE_ROWS * a->HV;
+    const int64_t first = piece * SCORE_ROWS, last = first + SCORE_ROWS < a->T ? first + SCORE_ROWS : a->T;
+    int64_t i = first * a->HV, end = last * a->HV;
     (void)worker;
-    if (end > a->T * a->HV) end = a->T * a->HV;
     if (a->policy.score == HL_SCORE_WRITE) memmove(a->score + i, a->m + i, (size_t)(end - i) * sizeof(real));
     for (; i < end && a->policy.score == HL_SCORE_RESIDUAL; i++) a->score[i] = a->m[i] / a->beta[i];
     for (; i < end && a->policy.score == HL_SCORE_VALUE; i++) {
@@ -132,6 +132,7 @@ static void score_rows(void *ctx, int64_t piece, int worker) {
         if (j < a->V) sum += v_load_n(v + j, a->V - j) * v_load_n(v + j, a->V - j);
         a->score[i] = a->beta[i] * R_SQRT(v_sum(sum));
     }
+    for (int64_t t = first; t < last && a->policy.layer_set; t++) hl_score_of_layer(a->score + t * a->HV, a->HV);
 }
 
 void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {

@@ -34,6 +34,14 @@ static __global__ void score_value(const float *beta, const act *v, float *score
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) score[i] = beta[i] * sqrtf(sum);
 }
+/* One set per layer: a thread per row. */
+static __global__ void score_layer(float *score, int64_t T, int64_t HV) {
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float sum = 0;
+    if (t >= T) return;
+    for (int64_t h = 0; h < HV; h++) sum += score[t * HV + h] * score[t * HV + h];
+    for (int64_t h = 0; h < HV; h++) score[t * HV + h] = sqrtf(sum);
+}
 
 extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
     struct hl_cuda *cuda = hl_cuda_of(backend);
@@ -45,6 +53,7 @@ extern "C" void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_s
     if (a->policy.score == HL_SCORE_VALUE)
         launch(cuda, score_value, blocks_for(n * 32, THREADS), THREADS, 0, a->beta, (const act *)a->v, a->score, n,
                a->V);
+    if (a->policy.layer_set) launch(cuda, score_layer, blocks_for(a->T, THREADS), THREADS, 0, a->score, a->T, a->HV);
 }
 
 /* ---- selection ---- */

@@ -16,6 +16,7 @@ void HL_OP(cache_score)(struct hl_backend *backend, const struct hl_score *a) {
         for (int64_t j = 0; j < a->V; j++) sum += v[i * a->V + j] * v[i * a->V + j];
         a->score[i] = a->beta[i] * R_SQRT(sum);
     }
+    for (int64_t t = 0; t < a->T && a->policy.layer_set; t++) hl_score_of_layer(a->score + t * a->HV, a->HV);
 }
 
 /* One value head of a sequence: the kept rows in slots [0, kept), the block from slot `window` on. */

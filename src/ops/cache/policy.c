@@ -26,5 +26,6 @@ bool hl_policy_of(struct hl_policy *out, const hola_config *cfg) {
     *out = table[cfg->cache_evict].policy;
     if (out->sinks == CACHE_SINKS) out->sinks = cfg->cache_sinks;
     out->redundancy = cfg->cache_redundancy;
+    out->layer_set = cfg->cache_layer_set && !out->by_position; /* positions are the same in all heads anyway */
     return cfg->cache_evict != HOLA_EVICT_NONE;
 }

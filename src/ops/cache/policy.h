@@ -21,14 +21,20 @@ struct hl_policy {
     enum hl_score_kind score;
     bool by_position;      /* keeps the latest rows, regardless of score */
     bool moves_with_reads; /* every read adds a row's softmax weight to its score */
+    bool layer_set;        /* all heads of a layer keep the same rows, ranked by the norm of their scores */
     double redundancy;     /* not by_position; > 0: the largest cosine of two keys that are not near-duplicates */
     int64_t sinks;         /* by_position only: number of first rows of the sequence that are never evicted */
 };
 
-/* Scores are known with the row, are independent of reads, and alone decide the ranking: required by the fused decoding
- * kernels. */
+/* A row's score is known when it is written and then fixed. */
+static inline bool hl_policy_scores_writes(const struct hl_policy *p) {
+    return p->score == HL_SCORE_WRITE || p->score == HL_SCORE_RESIDUAL || p->score == HL_SCORE_VALUE;
+}
+/* Scores are known with the row, are independent of reads and of other heads, and alone decide the ranking: required by
+ * the fused decoding kernels. */
 static inline bool hl_policy_is_plain(const struct hl_policy *p) {
-    return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED && !p->redundancy;
+    return !p->moves_with_reads && p->score != HL_SCORE_RECALL && p->score != HL_SCORE_LEARNED && !p->redundancy &&
+           !p->layer_set;
 }
 
 /* A short description of the policy's score for tables; NULL: the position. */
