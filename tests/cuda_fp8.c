@@ -468,7 +468,7 @@ static void train(const struct how *h, double losses[STEPS]) {
     int32_t ids[TOKENS];
     CHECK_OK(hola_config_preset(&cfg, "46m", HOLA_TYPE_GATED_DELTANET)); /* whose memory would not depend on a bit */
     cfg.hidden_size = 64, cfg.num_hidden_layers = 2, cfg.num_heads = cfg.num_v_heads = 1, cfg.head_dim = 64;
-    cfg.head_v_dim = 64, cfg.intermediate_size = 96, cfg.vocab_size = 50;
+    cfg.head_v_dim = 64, cfg.intermediate_size = 128, cfg.vocab_size = 50;
     for (int i = 0; i < TOKENS; i++) ids[i] = i * i % 47;
     CHECK_OK(hola_model_new(&m, &cfg, 1, &where));
     products = *m->backend->fp8;

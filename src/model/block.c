@@ -131,8 +131,12 @@ void hl_block_backward(const hola_model *m, const struct hl_activations *acts, c
         b->ops.swiglu_forward(b, &act);
     }
     b->ops.linear_backward(b, &add);
-    b->ops.swiglu_backward(b, &act);
-    b->ops.linear_backward(b, &in);
+    if (m->training_precision == HOLA_PRECISION_FP8 && b->ops.gate_up_backward) {
+        b->ops.gate_up_backward(b, &(struct hl_gate_up){act, in});
+    } else {
+        b->ops.swiglu_backward(b, &act);
+        b->ops.linear_backward(b, &in);
+    }
     b->ops.rmsnorm_backward(b, &n2);
     mixer->backward(&l);
     b->ops.rmsnorm_backward(b, &n1);

@@ -116,22 +116,6 @@ static __global__ void __launch_bounds__(fp8_tile<8>::THREADS, 4) weights(struct
     fp8_copy_columns<ROWS>(s.code, i0, j0, f);
 }
 
-#ifdef HL_CUDA_EMU
-enum { MOST_DOWN = 2 }; /* so that tests get beyond it */
-#else
-enum { MOST_DOWN = 65535 }; /* blocks in a grid's y */
-#endif
-
-static void over_rows(struct hl_cuda *c, void (*kernel)(struct source, struct fp8_forms), int rows, int threads,
-                      const struct hl_fp8_quantise *a) {
-    const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
-    const int64_t down = hl_pieces(a->rows, rows);
-    for (int64_t done = 0; done < down; done += MOST_DOWN) {
-        const struct source from = {(const act *)a->x, (uint32_t)a->ld, (uint32_t)(done * rows)};
-        const dim3 grid(blocks_for(a->cols, FP8_SIDE), (unsigned)(down - done < MOST_DOWN ? down - done : MOST_DOWN));
-        launch(c, kernel, grid, threads, 0, from, f);
-    }
-}
 template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp8_quantise *a) {
     static const struct {
         void (*kernel)(struct source, struct fp8_forms);
@@ -143,14 +127,14 @@ template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp
       all[] = {
           {tiles<8, format, false>, 128, 256}, {tiles<8, format, true>, 128, 256}, {tiles<4, format, false>, 128, 512}};
     const int d = hl_fp8_design;
-    if (a->blocks) over_rows(c, weights<format>, FP8_SIDE, 256, a);
-    else if (!a->codes_t) over_rows(c, rows[d].kernel, rows[d].rows, rows[d].threads, a);
-    else if (d < 3) over_rows(c, all[d].kernel, all[d].rows, all[d].threads, a);
+    const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
+    const struct source from = {(const act *)a->x, (uint32_t)a->ld, 0};
+    const int64_t across = hl_pieces(a->cols, FP8_SIDE);
+    if (a->blocks) fp8_launch(c, weights<format>, 256, FP8_SIDE, across, from, &f);
+    else if (!a->codes_t) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
+    else if (d < 3) fp8_launch(c, all[d].kernel, all[d].threads, all[d].rows, across, from, &f);
     else {
-        const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
-        const struct source from = {(const act *)a->x, (uint32_t)a->ld, 0};
-        const unsigned n = blocks_for(a->cols, FP8_SIDE) * blocks_for(a->rows, FP8_SIDE),
-                       most = 4 * (unsigned)hl_cuda_sms(c);
+        const unsigned n = (unsigned)across * blocks_for(a->rows, FP8_SIDE), most = 4 * (unsigned)hl_cuda_sms(c);
         launch(c, tiles_ahead<format>, n < most ? n : most, 256, sizeof(struct fp8_tile<8>) + 32768, from, f);
     }
 }

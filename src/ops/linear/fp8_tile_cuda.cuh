@@ -208,4 +208,24 @@ static __device__ __forceinline__ void fp8_make_tile(const uint32_t (*x)[FP8_PAI
     fp8_copy_columns<ROWS>(s->code, i0, j0, f);
 }
 
+/* ---- launches ---- */
+
+#ifdef HL_CUDA_EMU
+enum { FP8_MOST_DOWN = 2 }; /* so that tests get beyond it */
+#else
+enum { FP8_MOST_DOWN = 65535 }; /* of a grid's y */
+#endif
+
+/* Grid: `across` columns of tiles, and groups of `rows` rows; from.row0 is set. */
+template <class Source>
+static void fp8_launch(struct hl_cuda *c, void (*kernel)(Source, struct fp8_forms), int threads, int rows,
+                       int64_t across, Source from, const struct fp8_forms *f) {
+    const int64_t down = hl_pieces(f->rows, rows);
+    for (int64_t done = 0; done < down; done += FP8_MOST_DOWN) {
+        const int64_t now = down - done < FP8_MOST_DOWN ? down - done : FP8_MOST_DOWN;
+        from.row0 = (uint32_t)(done * rows);
+        launch(c, kernel, dim3((unsigned)across, (unsigned)now), threads, 0, from, *f);
+    }
+}
+
 #endif

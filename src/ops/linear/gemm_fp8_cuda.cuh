@@ -29,6 +29,14 @@ static struct fp8_form fp8_take(char **from, int64_t rows, int64_t cols) {
     return f;
 }
 
+#ifdef HL_CUDA_F32
+static bool fp8_fits_swiglu(const struct hl_linear *, const bool *, const struct hl_swiglu *) { return false; }
+static void fp8_make_swiglu(struct hl_cuda *, const struct hl_swiglu *, const struct fp8_form *,
+                            const struct fp8_form *) {}
+#else
+#include "ops/linear/swiglu_fp8_cuda.cuh"
+#endif
+
 /* form: of [rows][cols]; transposed: of [cols][rows]; NULL: not wanted */
 static void fp8_make(struct hl_backend *backend, const void *x, int64_t rows, int64_t cols, int64_t ld,
                      enum hl_fp8 format, const struct fp8_form *form, const struct fp8_form *transposed) {
@@ -92,7 +100,8 @@ struct fp8_back {
     struct hl_cuda *c;
     const struct hl_linear *a;
     char *room;
-    struct fp8_form xt; /* of all parts */
+    const struct hl_swiglu *swiglu; /* its gradients are dout, and not computed yet; NULL: dout is there */
+    struct fp8_form xt;             /* of all parts */
     bool made;
 };
 struct fp8_done {
@@ -100,8 +109,8 @@ struct fp8_done {
 };
 
 static struct fp8_back fp8_back_open(struct hl_backend *backend, struct hl_cuda *c, const struct hl_linear *a,
-                                     const bool *is_fp8) {
-    struct fp8_back t = {backend, c, a};
+                                     const bool *is_fp8, const struct hl_swiglu *swiglu) {
+    struct fp8_back t = {backend, c, a, NULL, swiglu};
     int64_t widest = 0;
     for (int p = 0; p < a->n; p++)
         if (is_fp8[p]) widest = max(widest, fp8_bytes(a->M, a->part[p].W.rows) + fp8_bytes(a->part[p].W.rows, a->M));
@@ -129,8 +138,12 @@ static struct fp8_done fp8_backward(struct fp8_back *t, int p, bool dx_add) {
     dW.out = HOLA_F32, dW.beta = 1.0f;
     done.dx = a->dx && hl_cuda_gemm_has(t->c, &dx);
     done.dW = part->dW && hl_cuda_gemm_has(t->c, &dW);
-    fp8_make(t->backend, part->dout, a->M, N, a->ld ? a->ld : N, HL_FP8_GRADIENTS, done.dx ? &d : NULL,
-             done.dW ? &dt : NULL);
+    const bool fused = t->swiglu && done.dx && done.dW; /* nothing needs the gradients in bf16 */
+    if (fused) fp8_make_swiglu(t->c, t->swiglu, &d, &dt);
+    else if (t->swiglu) HL_OP(swiglu_backward)(t->backend, t->swiglu);
+    if (!fused)
+        fp8_make(t->backend, part->dout, a->M, N, a->ld ? a->ld : N, HL_FP8_GRADIENTS, done.dx ? &d : NULL,
+                 done.dW ? &dt : NULL);
     if (done.dx) hl_cuda_gemm(t->c, &dx);
     if (!done.dW) return done;
     if (!t->made) fp8_make(t->backend, a->x, a->M, a->K, a->ldx ? a->ldx : a->K, HL_E4M3, NULL, &t->xt);

@@ -88,12 +88,17 @@ extern "C" void HL_OP(linear_forward)(struct hl_backend *backend, const struct h
     (void)any_small_n;
 }
 
-extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *parts) {
+/* swiglu: its gradients are dout, and not computed yet; NULL: dout is there. */
+static void backward(struct hl_backend *backend, const struct hl_linear *parts, const struct hl_swiglu *swiglu) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const struct hl_linear all = merged(parts), *a = &all;
     bool is_small_n[HL_LINEAR_MAX] = {}, is_fp8[HL_LINEAR_MAX] = {}, dx_add = a->dx_add;
     if (a->M == 0 || a->n == 0) return;
     const bool any_small_n = find_small_n(a, is_small_n), any_fp8 = fp8_find(c, a, is_fp8);
+    if (swiglu && !fp8_fits_swiglu(a, is_fp8, swiglu)) {
+        HL_OP(swiglu_backward)(backend, swiglu);
+        swiglu = NULL;
+    }
 #ifndef HL_CUDA_F32
     if (!any_fp8 && pads(a)) {
         padded_backward(c, a);
@@ -105,7 +110,7 @@ extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct 
 #endif
     dx_add = dx_add || any_small_n;
     struct fp8_back fp8 = {0};
-    if (any_fp8) fp8 = fp8_back_open(backend, c, a, is_fp8);
+    if (any_fp8) fp8 = fp8_back_open(backend, c, a, is_fp8, swiglu);
     for (int p = 0; p < a->n; p++) {
         const struct hl_linear_part *part = &a->part[p];
         const int64_t N = part->W.rows, ld = a->ld ? a->ld : N;
@@ -129,3 +134,12 @@ extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct 
         }
     }
 }
+
+extern "C" void HL_OP(linear_backward)(struct hl_backend *backend, const struct hl_linear *a) {
+    backward(backend, a, NULL);
+}
+#ifndef HL_CUDA_F32
+extern "C" void HL_OP(gate_up_backward)(struct hl_backend *backend, const struct hl_gate_up *a) {
+    backward(backend, &a->linear, &a->swiglu);
+}
+#endif
