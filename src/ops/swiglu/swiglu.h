@@ -12,10 +12,19 @@ struct hl_swiglu {
     void *dgate, *dup; /* may alias gate and up */
 };
 
-/* gate_up_backward: swiglu_backward, then linear_backward of the layer whose outputs are gate and up, to the same
- * bits. In FP8 the gradients of gate and up need not be written: then they exist only as codes. */
+/* SwiGLU together with a linear layer, to the bits of the two ops. Where that layer's products are in FP8, what passes
+ * from one to the other exists only as codes.
+ * gate_up_backward: swiglu_backward, then linear_backward of the layer whose outputs are gate and up. dgate and dup may
+ * not be written. */
 struct hl_gate_up {
     struct hl_swiglu swiglu;
     struct hl_linear linear; /* part 0: gate, part 1: up */
+};
+/* down_forward: swiglu_forward, then linear_forward of the layer whose x is y; down_backward: its linear_backward, with
+ * dW. A pass takes both or neither: in between the memory of y may hold codes. */
+struct hl_down {
+    struct hl_swiglu swiglu;
+    struct hl_linear linear;
+    bool recompute; /* y is not kept: the backward pass computes it again */
 };
 #endif

@@ -13,9 +13,9 @@ template <int wide> static __global__ void swiglu_fwd(const act *gate, const act
     float g[WIDE], u[WIDE];
     if (wide > 1) {
         load_wide(g, gate + at), load_wide(u, up + at);
-        for (int j = 0; j < WIDE; j++) u[j] *= silu(g[j]);
+        for (int j = 0; j < WIDE; j++) u[j] = swiglu(g[j], u[j]);
         store_wide(y + i, u);
-    } else put(y + i, f32(up[at]) * silu(f32(gate[at])));
+    } else put(y + i, swiglu(f32(gate[at]), f32(up[at])));
 }
 
 template <int wide>
