@@ -5,6 +5,12 @@
 #include "cuda/common.cuh"
 #include "core/fp8.h"
 
+/* One form of a matrix; codes NULL: not wanted. */
+struct fp8_form {
+    uint8_t *codes;
+    float *scale;
+};
+
 /* two codes, the first in the low byte */
 template <int format> static __device__ __forceinline__ uint32_t fp8_pair(float lo, float hi) {
 #if !defined(HL_CUDA_EMU) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

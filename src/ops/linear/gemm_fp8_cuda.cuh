@@ -3,12 +3,7 @@
 #ifndef HL_GEMM_FP8_CUDA_CUH
 #define HL_GEMM_FP8_CUDA_CUH
 #include "ops/cuda_ops.cuh"
-
-/* One form of a matrix [rows][cols]; codes NULL: not wanted. */
-struct fp8_form {
-    uint8_t *codes;
-    float *scale;
-};
+#include "cuda/fp8.cuh"
 #ifndef HL_CUDA_F32
 #include "ops/linear/swiglu_fp8_cuda.cuh"
 #endif
