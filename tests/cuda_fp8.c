@@ -8,6 +8,7 @@
 #include "model/model.h"
 
 extern int hl_emu_no_fp8 __attribute__((weak)); /* the emulated library lacks these products */
+extern int hl_fp8_design;
 
 static const struct hl_ops *ref;
 static int setup(void **state) {
@@ -110,36 +111,38 @@ static real *numbers(const struct dev *d, int64_t rows, int64_t cols, int64_t ld
 static void quantises_to_the_bit(void **state) {
     static const struct {
         int64_t rows, cols, ld;
-    } shapes[] = {{16, 16, 16}, {128, 128, 128}, {144, 272, 320}, {272, 48, 48}, {32, 1040, 1040}, {400, 144, 192}};
+    } shapes[] = {{16, 16, 16},     {128, 128, 128}, {144, 272, 320}, {272, 48, 48},
+                  {32, 1040, 1040}, {400, 144, 192}, {656, 400, 400}};
     (void)state;
     for (int f32 = 0; f32 < 2; f32++) {
         struct dev d = fp8_open(f32, &any_size);
-        for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
-            for (int v = 0; v < 8; v++) {
-                const struct hl_fp8_quantise q = {.rows = shapes[k].rows,
-                                                  .cols = shapes[k].cols,
-                                                  .ld = shapes[k].ld,
-                                                  .format = v & 1 ? HL_E5M2 : HL_E4M3,
-                                                  .blocks = v & 2};
-                const int which = v < 4 ? 3 : 1 + (v & 1);
-                real *x = numbers(&d, q.rows, q.cols, q.ld, 100 * k + (uint64_t)v, v % 3 > 0);
-                struct forms want = wanted(&d, x, q), got = made(&d, x, q, which);
-                struct hl_fp8_quantise other = q;
-                other.blocks = !q.blocks;
-                if (different(&got, &want, which))
-                    fail_msg("%s: %d x %d, variant %d: %d numbers differ", d.ops->name, (int)q.rows, (int)q.cols, v,
-                             (int)different(&got, &want, which));
-                if (!(which & 1)) assert_true(untouched(got.codes, got.n) && untouched(got.scale, 4 * got.scales));
-                if (!(which & 2))
-                    assert_true(untouched(got.codes_t, got.n) && untouched(got.scale_t, 4 * got.scales_t));
-                struct forms wrong = made(&d, x, other, 3); /* another kind of blocks shows */
-                wrong.scales = wrong.scales_t = 0;
-                assert_true(different(&wrong, &want, 3) > 0);
-                got.codes[got.n - 1] ^= 1, got.codes_t[0] ^= 1; /* and so does one wrong code */
-                assert_true(different(&got, &want, which) > 0);
-                forms_free(&want), forms_free(&got), forms_free(&wrong);
-                free(x);
-            }
+        for (hl_fp8_design = 0; hl_fp8_design < (f32 ? 1 : 4); hl_fp8_design++)
+            for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
+                for (int v = 0; v < 12; v++) {
+                    const struct hl_fp8_quantise q = {.rows = shapes[k].rows,
+                                                      .cols = shapes[k].cols,
+                                                      .ld = shapes[k].ld,
+                                                      .format = v & 1 ? HL_E5M2 : HL_E4M3,
+                                                      .blocks = v & 2};
+                    const int which = 1 + v / 4;
+                    real *x = numbers(&d, q.rows, q.cols, q.ld, 100 * k + (uint64_t)v, v % 3 > 0);
+                    struct forms want = wanted(&d, x, q), got = made(&d, x, q, which);
+                    struct hl_fp8_quantise other = q;
+                    other.blocks = !q.blocks;
+                    if (different(&got, &want, which))
+                        fail_msg("%s: %d x %d, variant %d: %d numbers differ", d.ops->name, (int)q.rows, (int)q.cols, v,
+                                 (int)different(&got, &want, which));
+                    if (!(which & 1)) assert_true(untouched(got.codes, got.n) && untouched(got.scale, 4 * got.scales));
+                    if (!(which & 2))
+                        assert_true(untouched(got.codes_t, got.n) && untouched(got.scale_t, 4 * got.scales_t));
+                    struct forms wrong = made(&d, x, other, 3); /* another kind of blocks shows */
+                    wrong.scales = wrong.scales_t = 0;
+                    assert_true(different(&wrong, &want, 3) > 0);
+                    got.codes[got.n - 1] ^= 1, got.codes_t[0] ^= 1; /* and so does one wrong code */
+                    assert_true(different(&got, &want, which) > 0);
+                    forms_free(&want), forms_free(&got), forms_free(&wrong);
+                    free(x);
+                }
         dev_close(&d);
     }
 }
@@ -465,7 +468,7 @@ static void train(const struct how *h, double losses[STEPS]) {
     int32_t ids[TOKENS];
     CHECK_OK(hola_config_preset(&cfg, "46m", HOLA_TYPE_GATED_DELTANET)); /* whose memory would not depend on a bit */
     cfg.hidden_size = 64, cfg.num_hidden_layers = 2, cfg.num_heads = cfg.num_v_heads = 1, cfg.head_dim = 64;
-    cfg.head_v_dim = 64, cfg.intermediate_size = 96, cfg.vocab_size = 50;
+    cfg.head_v_dim = 64, cfg.intermediate_size = 128, cfg.vocab_size = 50;
     for (int i = 0; i < TOKENS; i++) ids[i] = i * i % 47;
     CHECK_OK(hola_model_new(&m, &cfg, 1, &where));
     products = *m->backend->fp8;

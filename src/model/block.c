@@ -93,6 +93,11 @@ static struct hl_linear down(const struct block *k, void *out) {
     return a;
 }
 
+/* Products in FP8: there are ops that do SwiGLU together with the layers around it. */
+static bool in_fp8(const struct block *k) {
+    return k->acts->pass == HL_TRAIN && k->m->training_precision == HOLA_PRECISION_FP8;
+}
+
 static struct block open_block(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
                                int64_t index, real *grads) {
     return (struct block){m, acts, &acts->layer[index], &m->params.layer[index], rows->T, grads};
@@ -110,8 +115,12 @@ void hl_block_forward(const hola_model *m, const struct hl_activations *acts, co
     hl_mixer_of(m->cfg.model_type)->forward(&l);
     b->ops.rmsnorm_forward(b, &n2);
     b->ops.linear_forward(b, &in);
-    b->ops.swiglu_forward(b, &act);
-    b->ops.linear_forward(b, &add);
+    if (in_fp8(&k) && b->ops.down_forward) {
+        b->ops.down_forward(b, &(struct hl_down){act, add, false});
+    } else {
+        b->ops.swiglu_forward(b, &act);
+        b->ops.linear_forward(b, &add);
+    }
     if (acts->watch) acts->watch(acts->watch_ctx, &l);
 }
 
@@ -128,11 +137,19 @@ void hl_block_backward(const hola_model *m, const struct hl_activations *acts, c
         b->ops.rmsnorm_forward(b, &n1);
         mixer->recompute(&l);
         b->ops.rmsnorm_forward(b, &n2);
-        b->ops.swiglu_forward(b, &act);
     }
-    b->ops.linear_backward(b, &add);
-    b->ops.swiglu_backward(b, &act);
-    b->ops.linear_backward(b, &in);
+    if (in_fp8(&k) && b->ops.down_backward) {
+        b->ops.down_backward(b, &(struct hl_down){act, add, acts->recompute});
+    } else {
+        if (acts->recompute) b->ops.swiglu_forward(b, &act);
+        b->ops.linear_backward(b, &add);
+    }
+    if (in_fp8(&k) && b->ops.gate_up_backward) {
+        b->ops.gate_up_backward(b, &(struct hl_gate_up){act, in});
+    } else {
+        b->ops.swiglu_backward(b, &act);
+        b->ops.linear_backward(b, &in);
+    }
     b->ops.rmsnorm_backward(b, &n2);
     mixer->backward(&l);
     b->ops.rmsnorm_backward(b, &n1);

@@ -84,6 +84,9 @@
     X(twonorm_backward, hl_twonorm, OPTIONAL, DEVICE)    \
     X(convnorm_forward, hl_convnorm, OPTIONAL, DEVICE)   \
     X(convnorm_backward, hl_convnorm, OPTIONAL, DEVICE)  \
+    X(gate_up_backward, hl_gate_up, OPTIONAL, BF16)      \
+    X(down_forward, hl_down, OPTIONAL, BF16)             \
+    X(down_backward, hl_down, OPTIONAL, BF16)            \
     X(decode_one, hl_decode, OPTIONAL, BF16)             \
     X(decode_batch, hl_decode, OPTIONAL, BF16)
 

@@ -1,135 +1,153 @@
-/* fp8_cuda.cu -- op fp8_quantise (fp8.h): reads a matrix once and writes both forms.
+/* fp8_cuda.cu -- op fp8_quantise (fp8.h): reads a matrix once and writes both forms, or one.
  *
- * Grid: blocks of 128 x 128, row-major; 256 threads, each with 8 x 8 numbers in registers: thread (tx, ty) has columns
- * 8 tx .. and rows 8 ty ... Largest magnitudes are reduced as integers, so the order does not matter. The transposed
- * form goes through shared memory, 8 codes of a column at a time, so that its rows are written in 128-byte pieces;
- * these 8 are at position ty ^ tx of the column, so that 16 threads use 16 different pairs of banks. */
-#include "ops/cuda_ops.cuh"
-#include "cuda/fp8.cuh"
+ * Three kernels. by_rows: rows alone; a half-warp has 4 rows of 128 numbers: no shared memory, no barrier. tiles: columns,
+ * or both forms; a block of threads has 128 x 128 numbers in registers (fp8_tile_cuda.cuh). weights: the same with one
+ * scale for all of them. With float activations, for checking: plain loops. */
+#ifdef HL_CUDA_F32
+#include "ops/linear/fp8_plain_cuda.cuh"
+#else
+#include "ops/linear/fp8_tile_cuda.cuh"
 
-enum { SIDE = HL_FP8_BLOCK, EACH = 8, ACROSS = SIDE / EACH, THREADS = ACROSS * ACROSS, WARPS = THREADS / 32 };
+/* Designs under test. */
+extern "C" int hl_fp8_design;
+int hl_fp8_design = 0;
 
-struct tile_shared {
-    uint2 code[SIDE * ACROSS]; /* of the transposed form: [column][8 rows] */
-    uint32_t most[WARPS][SIDE];
-    float scale[SIDE]; /* of the columns */
+struct source {
+    const act *x;
+    uint32_t ld, row0; /* the first row of this launch */
 };
 
-static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-/* The largest magnitudes of a thread's rows, over all columns, and of the whole block. */
-static __device__ __forceinline__ void row_most(uint32_t most[EACH]) {
-    for (int p = 0; p < EACH; p++)
-        for (int i = ACROSS / 2; i > 0; i /= 2) most[p] = larger(most[p], __shfl_xor_sync(0xffffffffu, most[p], i));
+/* Grid: blocks of 128 columns, groups of rows. */
+template <int ROWS, int format, bool once>
+static __global__ void __launch_bounds__(256, ROWS == 4 ? 6 : 4) by_rows(struct source a, struct fp8_forms f) {
+    const struct fp8_lane l = fp8_lane_of();
+    const int i = a.row0 + (blockIdx.y * (256 / FP8_ACROSS) + l.ty) * ROWS, j = blockIdx.x * FP8_SIDE + l.tx * FP8_EACH;
+    uint32_t x[ROWS][FP8_PAIRS], column[FP8_PAIRS], row[ROWS / 2];
+    fp8_load<ROWS, once>(x, a.x + (int64_t)i * a.ld + j, a.ld, i < f.rows && j < f.cols);
+    fp8_patch_most<ROWS>(x, column, row);
+    fp8_make_rows<ROWS, format>(x, row, l.lane, i, j, blockIdx.x, f);
 }
-static __device__ __forceinline__ uint32_t block_most(const uint32_t row[EACH], uint32_t *shared) {
-    uint32_t m = row[0];
-    for (int p = 1; p < EACH; p++) m = larger(m, row[p]);
-    m = larger(m, __shfl_xor_sync(0xffffffffu, m, ACROSS));
+
+/* Grid: tiles. */
+template <int ROWS, int format, bool once>
+static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, ROWS == 8 ? 4 : 3)
+    tiles(struct source a, struct fp8_forms f) {
+    __shared__ struct fp8_tile<ROWS> s;
+    const struct fp8_lane l = fp8_lane_of();
+    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
+    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
+    uint32_t x[ROWS][FP8_PAIRS];
+    fp8_load<ROWS, once>(x, a.x + (int64_t)i * a.ld + j, a.ld, i < f.rows && j < f.cols);
+    fp8_make_tile<ROWS, format>(x, &s, i0, j0, f);
+}
+
+/* The same, persistent: the next tile is on its way to shared memory while this one is in registers. A thread reads
+ * only what it has copied itself. */
+template <int format>
+static __global__ void __launch_bounds__(fp8_tile<8>::THREADS, 4) tiles_ahead(struct source a, struct fp8_forms f) {
+    enum { ROWS = 8, THREADS = fp8_tile<ROWS>::THREADS };
+    struct fp8_tile<ROWS> *s = (struct fp8_tile<ROWS> *)shared_memory();
+    uint4 *next = (uint4 *)(s + 1) + threadIdx.x;
+    const struct fp8_lane l = fp8_lane_of();
+    const unsigned across = (f.cols + FP8_SIDE - 1) / FP8_SIDE, all = across * ((f.rows + FP8_SIDE - 1) / FP8_SIDE);
+    int i0 = -1, j0 = 0;
+    for (unsigned t = blockIdx.x;; t += gridDim.x) {
+        const int now_i = i0, now_j = j0;
+        uint32_t x[ROWS][FP8_PAIRS];
+        if (now_i >= 0) {
+            copy_wait<0>();
+#pragma unroll
+            for (int p = 0; p < ROWS; p++) {
+                const uint4 u = next[p * THREADS];
+                x[p][0] = u.x, x[p][1] = u.y, x[p][2] = u.z, x[p][3] = u.w;
+            }
+        }
+        if (t < all) {
+            i0 = t / across * FP8_SIDE, j0 = t % across * FP8_SIDE;
+            const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
+            const bool in = i < f.rows && j < f.cols;
+            const act *from = in ? a.x + (int64_t)i * a.ld + j : a.x;
+#pragma unroll
+            for (int p = 0; p < ROWS; p++) copy_async(next + p * THREADS, from + (in ? p * a.ld : 0), in ? 16 : 0);
+            copy_commit();
+        }
+        if (now_i >= 0) fp8_make_tile<ROWS, format>(x, s, now_i, now_j, f);
+        if (t >= all) return;
+    }
+}
+
+/* The largest magnitude of a tile, in both halves of a word. */
+template <int ROWS> static __device__ __forceinline__ uint32_t whole_most(const uint32_t *column, uint32_t *shared) {
+    uint32_t m = larger_pair(larger_pair(column[0], column[1]), larger_pair(column[2], column[3]));
+    for (int i = 16; i > 0; i /= 2) m = larger_pair(m, __shfl_xor_sync(0xffffffffu, m, i));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = m;
     __syncthreads();
-    for (int w = 0; w < WARPS; w++) m = larger(m, shared[w]);
-    return m;
+#pragma unroll
+    for (int w = 0; w < fp8_tile<ROWS>::WARPS; w++) m = larger_pair(m, shared[w]);
+    return larger_pair(m, low_halves(m >> 16, m));
 }
-/* Writes the scales of the columns to shared memory. */
+/* The scale of tile (i, j) of a form that is `across` tiles wide; the last tile of a row pads the table's row with 1. */
+static __device__ __forceinline__ void put_tile_scale(float *table, int i, int j, int across, float scale) {
+    const int row = (across + 3) / 4 * 4, at = j + threadIdx.x;
+    if (threadIdx.x == 0) table[(int64_t)i * row + j] = scale;
+    else if (j == across - 1 && at < row) table[(int64_t)i * row + at] = 1.0f;
+}
 template <int format>
-static __device__ __forceinline__ void column_scales(struct tile_shared *s, const uint32_t most[EACH]) {
-    const int tx = threadIdx.x % ACROSS, lane = threadIdx.x % 32;
-    for (int j = 0; j < EACH; j++) {
-        const uint32_t m = larger(most[j], __shfl_xor_sync(0xffffffffu, most[j], ACROSS));
-        if (lane < ACROSS) s->most[threadIdx.x / 32][tx * EACH + j] = m;
+static __global__ void __launch_bounds__(fp8_tile<8>::THREADS, 4) weights(struct source a, struct fp8_forms f) {
+    enum { ROWS = 8 };
+    __shared__ struct fp8_tile<ROWS> s;
+    const struct fp8_lane l = fp8_lane_of();
+    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
+    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
+    const bool in = i < f.rows && j < f.cols;
+    uint32_t x[ROWS][FP8_PAIRS], column[FP8_PAIRS], row[ROWS / 2];
+    fp8_load<ROWS>(x, a.x + (int64_t)i * a.ld + j, a.ld, in);
+    fp8_patch_most<ROWS>(x, column, row);
+    const struct fp8_scales of = fp8_scale_pair<format>(whole_most<ROWS>(column, s.inverse));
+    if (f.codes) {
+        for (int k = 0; k < ROWS / 2; k++) row[k] = of.inverse;
+        if (in) fp8_put_rows<ROWS, format>(x, row, f.codes + (int64_t)i * f.cols + j, (uint32_t)f.cols);
+        put_tile_scale(f.scale, i0 / FP8_SIDE, blockIdx.x, gridDim.x, low(of.scale));
     }
+    if (!f.codes_t) return;
+    fp8_put_columns<ROWS, format>(x, make_uint4(of.inverse, of.inverse, of.inverse, of.inverse), l, s.code);
+    put_tile_scale(f.scale_t, blockIdx.x, i0 / FP8_SIDE, (f.rows + FP8_SIDE - 1) / FP8_SIDE, low(of.scale));
     __syncthreads();
-    if (threadIdx.x < SIDE) {
-        uint32_t m = 0;
-        for (int w = 0; w < WARPS; w++) m = larger(m, s->most[w][threadIdx.x]);
-        s->scale[threadIdx.x] = hl_fp8_scale(m, (enum hl_fp8)format);
-    }
-    __syncthreads();
+    fp8_copy_columns<ROWS>(s.code, i0, j0, f);
 }
 
-/* The scale of block (i, j) of a form that is `across` blocks wide; the last block of a row pads the table's row with
- * 1. */
-static __device__ __forceinline__ void put_block_scale(float *table, int64_t i, int64_t j, int64_t across, int64_t row,
-                                                       float scale) {
-    const int64_t at = j + threadIdx.x;
-    if (threadIdx.x == 0) table[i * row + j] = scale;
-    else if (j == across - 1 && at < row) table[i * row + at] = 1.0f;
+template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp8_quantise *a) {
+    static const struct {
+        void (*kernel)(struct source, struct fp8_forms);
+        int rows, threads;
+    } rows[] = {{by_rows<4, format, false>, 64, 256},
+                {by_rows<4, format, true>, 64, 256},
+                {by_rows<8, format, false>, 128, 256},
+                {tiles<8, format, false>, 128, 256}},
+      all[] = {
+          {tiles<8, format, false>, 128, 256}, {tiles<8, format, true>, 128, 256}, {tiles<4, format, false>, 128, 512}};
+    const int d = hl_fp8_design;
+    const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
+    const struct source from = {(const act *)a->x, (uint32_t)a->ld, 0};
+    const int64_t across = hl_pieces(a->cols, FP8_SIDE);
+    if (a->blocks) fp8_launch(c, weights<format>, 256, FP8_SIDE, across, from, &f);
+    else if (!a->codes_t) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
+    else if (d < 3) fp8_launch(c, all[d].kernel, all[d].threads, all[d].rows, across, from, &f);
+    else {
+        const unsigned n = (unsigned)across * blocks_for(a->rows, FP8_SIDE), most = 4 * (unsigned)hl_cuda_sms(c);
+        launch(c, tiles_ahead<format>, n < most ? n : most, 256, sizeof(struct fp8_tile<8>) + 32768, from, f);
+    }
 }
-
-template <bool blocks, int format>
-static __global__ void __launch_bounds__(THREADS, 2)
-    tile(struct hl_fp8_quantise a, int64_t blocks_row, int64_t blocks_row_t) {
-    __shared__ struct tile_shared s;
-    const int tx = threadIdx.x % ACROSS, ty = threadIdx.x / ACROSS;
-    const int64_t across = (a.cols + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
-    const int64_t bi = blockIdx.x / across, bj = blockIdx.x % across;
-    const int64_t i0 = bi * SIDE + ty * EACH, j0 = bj * SIDE + tx * EACH; /* rows and columns are multiples of 16 */
-    const bool in = i0 < a.rows && j0 < a.cols;
-    const act *x = (const act *)a.x + i0 * a.ld + j0;
-    float v[EACH][EACH], scale[EACH], y[EACH];
-    uint32_t row[EACH], column[EACH];
-#pragma unroll
-    for (int p = 0; p < EACH; p++)
-#pragma unroll
-        for (int j = 0; j < EACH; j += WIDE) {
-            for (int k = 0; k < WIDE; k++) v[p][j + k] = 0.0f;
-            if (in) load_wide(v[p] + j, x + p * a.ld + j);
-        }
-#pragma unroll
-    for (int p = 0; p < EACH; p++) row[p] = column[p] = 0;
-#pragma unroll
-    for (int p = 0; p < EACH; p++)
-#pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            const uint32_t m = hl_fp8_bits(v[p][j]) & 0x7fffffffu;
-            row[p] = larger(row[p], m), column[j] = larger(column[j], m);
-        }
-    row_most(row);
-    float whole = 1.0f;
-    if (blocks) whole = hl_fp8_scale(block_most(row, s.most[0]), (enum hl_fp8)format);
-
-    if (a.codes) {
-#pragma unroll
-        for (int p = 0; p < EACH; p++) scale[p] = blocks ? whole : hl_fp8_scale(row[p], (enum hl_fp8)format);
-#pragma unroll
-        for (int p = 0; p < EACH; p++) {
-            const float inverse = hl_fp8_inverse(scale[p]);
-            for (int j = 0; j < EACH; j++) y[j] = v[p][j] * inverse;
-            if (in) *(uint2 *)(a.codes + (i0 + p) * a.cols + j0) = fp8_eight<format>(y);
-        }
-        if (blocks) put_block_scale(a.scale, bi, bj, across, blocks_row, whole);
-        else if (tx == 0 && in)
-            for (int p = 0; p < EACH; p++) a.scale[bj * a.rows + i0 + p] = scale[p];
-    }
-    if (!a.codes_t) return;
-    if (!blocks) column_scales<format>(&s, column);
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const float inverse = hl_fp8_inverse(blocks ? whole : s.scale[tx * EACH + j]);
-        for (int p = 0; p < EACH; p++) y[p] = v[p][j] * inverse;
-        s.code[(tx * EACH + j) * ACROSS + (ty ^ tx)] = fp8_eight<format>(y);
-    }
-    __syncthreads();
-    for (int k = threadIdx.x; k < SIDE * ACROSS; k += THREADS) {
-        const int column_here = k / ACROSS, eight = k % ACROSS;
-        const int64_t i = bi * SIDE + eight * EACH, j = bj * SIDE + column_here;
-        const uint2 codes = s.code[column_here * ACROSS + (eight ^ (column_here / EACH))];
-        if (i < a.rows && j < a.cols) *(uint2 *)(a.codes_t + j * a.rows + i) = codes;
-    }
-    if (blocks) put_block_scale(a.scale_t, bj, bi, down, blocks_row_t, whole);
-    else if (threadIdx.x < SIDE && bj * SIDE + threadIdx.x < a.cols)
-        a.scale_t[bi * a.cols + bj * SIDE + threadIdx.x] = s.scale[threadIdx.x];
-}
+#endif
 
 extern "C" void HL_OP(fp8_quantise)(struct hl_backend *backend, const struct hl_fp8_quantise *a) {
-    struct hl_cuda *c = hl_cuda_of(backend);
-    const unsigned grid = (unsigned)(hl_pieces(a->rows, SIDE) * hl_pieces(a->cols, SIDE));
     HL_ASSERT(a->rows % HL_FP8_ALIGN == 0 && a->cols % HL_FP8_ALIGN == 0 && a->ld % WIDE == 0 &&
               (uintptr_t)a->x % 16 == 0);
-    if (grid == 0) return;
-    void (*const kernel)(struct hl_fp8_quantise, int64_t, int64_t) =
-        a->blocks ? (a->format == HL_E4M3 ? tile<true, HL_E4M3> : tile<true, HL_E5M2>)
-                  : (a->format == HL_E4M3 ? tile<false, HL_E4M3> : tile<false, HL_E5M2>);
-    launch(c, kernel, grid, THREADS, 0, *a, hl_fp8_blocks_row(a->cols), hl_fp8_blocks_row(a->rows));
+    if (a->rows == 0 || a->cols == 0) return;
+#ifdef HL_CUDA_F32
+    quantise(hl_cuda_of(backend), a);
+#else
+    if (a->format == HL_E4M3) quantise<HL_E4M3>(hl_cuda_of(backend), a);
+    else quantise<HL_E5M2>(hl_cuda_of(backend), a);
+#endif
 }

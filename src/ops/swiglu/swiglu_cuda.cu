@@ -2,6 +2,7 @@
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/row_pieces.cuh"
+#include "ops/swiglu/swiglu_cuda.cuh"
 
 enum { THREADS = 256 };
 
@@ -12,16 +13,11 @@ template <int wide> static __global__ void swiglu_fwd(const act *gate, const act
     float g[WIDE], u[WIDE];
     if (wide > 1) {
         load_wide(g, gate + at), load_wide(u, up + at);
-        for (int j = 0; j < WIDE; j++) u[j] *= silu(g[j]);
+        for (int j = 0; j < WIDE; j++) u[j] = swiglu(g[j], u[j]);
         store_wide(y + i, u);
-    } else put(y + i, f32(up[at]) * silu(f32(gate[at])));
+    } else put(y + i, swiglu(f32(gate[at]), f32(up[at])));
 }
 
-static __device__ __forceinline__ void backward_one(float *g, float *u, float dy) {
-    const float s = sigmoid(*g), gate = *g, up = *u;
-    *u = dy * gate * s;
-    *g = dy * up * s * (1.0f + gate * (1.0f - s));
-}
 template <int wide>
 static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy, act *dgate, act *dup,
                                   const struct cut c) {
@@ -30,11 +26,11 @@ static __global__ void swiglu_bwd(const act *gate, const act *up, const act *dy,
     float g[WIDE], u[WIDE], d[WIDE];
     if (wide > 1) {
         load_wide(g, gate + at), load_wide(u, up + at), load_wide(d, dy + i);
-        for (int j = 0; j < WIDE; j++) backward_one(&g[j], &u[j], d[j]);
+        for (int j = 0; j < WIDE; j++) swiglu_gradients(&g[j], &u[j], d[j]);
         store_wide(dgate + at, g), store_wide(dup + at, u);
     } else {
         g[0] = f32(gate[at]), u[0] = f32(up[at]);
-        backward_one(g, u, f32(dy[i]));
+        swiglu_gradients(g, u, f32(dy[i]));
         put(dgate + at, g[0]), put(dup + at, u[0]);
     }
 }
