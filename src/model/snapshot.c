@@ -6,6 +6,7 @@
 #include "core/half.h"
 #include "core/hash.h"
 #include "model/session.h"
+#include "model/snapshot_numbers.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,27 +51,14 @@ struct copy {
 static hola_dtype type_in_state(const struct hl_state_layout *y, enum hl_state_kind kind) {
     return kind == HL_STATE_ACT ? y->act : kind == HL_STATE_ROW ? y->row : HOLA_F32;
 }
-static void put_number(void *at, hola_dtype type, int64_t i, float x) {
-    if (type == HOLA_F32) ((real *)at)[i] = x;
-    else ((uint16_t *)at)[i] = type == HOLA_BF16 ? hl_to_bf16(x) : hl_cache_to_f16(x);
-}
 
 static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct copy *c = ctx;
     const enum hl_state_kind kind = part->kind;
     const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : c->dtype, here = type_in_state(c->state, kind);
-    uint32_t wrong = 0;
+    bool wrong = false;
     if (kind == HL_STATE_POSITION) memcpy(c->file, at, (size_t)n * 8);
-    for (int64_t i = 0; kind != HL_STATE_POSITION && i < n; i++) {
-        const float y = (float)hl_state_number(at, here, i);
-        const uint16_t half = type == HOLA_BF16 ? hl_to_bf16(y) : type == HOLA_F16 ? hl_to_f16(y) : 0;
-        const uint32_t bits = hl_bits_of_float(type == HOLA_BF16  ? hl_from_bf16(half)
-                                               : type == HOLA_F16 ? hl_from_f16(half)
-                                                                  : y);
-        wrong |= (bits & 0x7f800000u) == 0x7f800000u;
-        if (type == HOLA_F32) memcpy(c->file + i * 4, &bits, 4);
-        else memcpy(c->file + i * 2, &half, 2);
-    }
+    else wrong = hl_numbers_write(c->file, type, at, here, n);
     c->file += n * size_of(kind, c->dtype);
     return !wrong;
 }
@@ -209,37 +197,13 @@ static bool get_bytes(struct in *x, void *to, int64_t n) {
     return true;
 }
 
-/* Numbers of the file's type as those of the state (here); nonzero: one is not finite. */
-static inline uint32_t convert(void *at, hola_dtype here, const char *file, int64_t n, hola_dtype type) {
-    uint32_t wrong = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t half = 0;
-        uint32_t bits = 0;
-        if (type == HOLA_F32) memcpy(&bits, file + i * 4, 4);
-        else memcpy(&half, file + i * 2, 2);
-        const float y = type == HOLA_BF16  ? hl_from_bf16(half)
-                        : type == HOLA_F16 ? hl_from_f16(half)
-                                           : hl_float_of_bits(bits);
-        put_number(at, here, i, y);
-        wrong |= (hl_bits_of_float(y) & 0x7f800000u) == 0x7f800000u;
-        if (here != HOLA_F32)
-            wrong |= (hl_bits_of_float((float)hl_state_number(at, here, i)) & 0x7f800000u) == 0x7f800000u;
-    }
-    return wrong;
-}
-/* The usual ones, so that the loop knows its types. */
-static uint32_t get_numbers(void *at, hola_dtype here, const char *file, int64_t n, hola_dtype type) {
-    if (type != HOLA_F32) return convert(at, here, file, n, type);
-    return here == HOLA_F32 ? convert(at, HOLA_F32, file, n, HOLA_F32) : convert(at, here, file, n, HOLA_F32);
-}
-
 static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int64_t n) {
     struct in *x = ctx;
     const enum hl_state_kind kind = part->kind;
     const hola_dtype type = kind == HL_STATE_SCORE ? HOLA_F32 : x->dtype, here = type_in_state(x->state, kind);
     const int64_t size = size_of(kind, x->dtype), closed = part->block > 0 ? x->pos - x->pos % part->block : x->pos;
     const int64_t each = kind == HL_STATE_POSITION ? 8 : here == HOLA_F32 ? (int64_t)sizeof(real) : 2, bytes = n * each;
-    uint32_t wrong = 0;
+    bool wrong = false;
     for (int64_t i = 0, some; i < n; i += some) {
         if (x->end - x->next < size && !more(x)) return false;
         some = (x->end - x->next) / size;
@@ -249,7 +213,7 @@ static bool get_part(void *ctx, const struct hl_state_part *part, void *at, int6
             memcpy(position, x->next, (size_t)some * 8);
             for (int64_t j = 0; j < some && i + j < closed; j++) /* number of filled positions */
                 wrong |= position[j] < 0 || position[j] >= closed;
-        } else wrong |= get_numbers((char *)at + i * each, here, x->next, some, type);
+        } else wrong |= hl_numbers_read((char *)at + i * each, here, x->next, some, type);
         x->next += some * size;
     }
     if (part->change != HL_GROWS) memset((char *)at + bytes, 0, (size_t)((LINE - bytes % LINE) % LINE));
