@@ -190,12 +190,30 @@ static void few_are_enough(void **state) {
     assert_true(known > 10000 && missed > 1000);
 }
 
+/* top_k may be any number: more than there are tokens means all of them. */
+static void large_top_k(void **state) {
+    float logits[VOCAB];
+    struct hl_candidate work[VOCAB];
+    int32_t recent[HOLA_RECENT] = {0};
+    hola_sampling p = {.temp = 1, .top_p = 1, .repeat_penalty = 1.1, .repeat_last_n = HOLA_RECENT};
+    (void)state;
+    random_logits(logits, 2, 1);
+    for (int j = 0; j < 20; j++) {
+        p.top_k = 0;
+        const int32_t want = hl_sample(logits, VOCAB, &p, recent, 200, (j + 0.5) / 20, work);
+        p.top_k = INT64_MAX;
+        assert_int_equal(hl_sample(logits, VOCAB, &p, recent, 200, (j + 0.5) / 20, work), want);
+        assert_true(hl_sample_needs(&p) > VOCAB);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(chances_are_right),
                                        cmocka_unit_test(a_missing_part_is_caught),
                                        cmocka_unit_test(greedy),
                                        cmocka_unit_test(small_vocabularies),
                                        cmocka_unit_test(wrong_settings),
-                                       cmocka_unit_test(few_are_enough)};
+                                       cmocka_unit_test(few_are_enough),
+                                       cmocka_unit_test(large_top_k)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -274,6 +274,42 @@ static void not_a_number_is_refused(void **state) {
     hola_model_free(m);
 }
 
+static uint64_t latest_key;
+static bool note_key(struct hl_backend *b, uint64_t key) {
+    (void)b;
+    latest_key = key;
+    return false;
+}
+static uint64_t key_of_step(hola_session *s, const hola_sampling *p) {
+    int32_t next = 3;
+    CHECK_OK(hola_session_step_sample(&s, 1, &next, p, &next));
+    return latest_key;
+}
+/* A graph of a step serves every position, unless the state grows; and no sampling takes new memory, which would end all
+ * graphs. */
+static void graphs_stay(void **state) {
+    hola_sampling p = hola_sampling_default();
+    (void)state;
+    for (int v = 0; v < VARIANTS; v++) {
+        hola_model *m = variant_model(v, 1, NULL);
+        hola_session *s;
+        int32_t *ids = random_ids(2100, m->cfg.vocab_size, 5);
+        CHECK_OK(hola_session_new(&s, m));
+        m->backend->graphs.replay = note_key;
+        p.top_k = 0, p.temp = 0;
+        const uint64_t greedy = key_of_step(s, &p);
+        const void *room = m->candidates;
+        CHECK_OK(hola_session_feed(s, ids, 2100, NULL));
+        assert_int_equal(key_of_step(s, &p) == greedy, m->state.page == 0);
+        p.top_k = m->cfg.vocab_size < 100 ? m->cfg.vocab_size : 100, p.temp = 1;
+        assert_int_not_equal(key_of_step(s, &p), greedy);
+        assert_ptr_equal(m->candidates, room);
+        hola_session_free(s);
+        free(ids);
+        hola_model_free(m);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(come_and_go),
@@ -281,6 +317,7 @@ int main(void) {
         cmocka_unit_test(fed_together),
         cmocka_unit_test(freed_sessions_leave_nothing),
         cmocka_unit_test(not_a_number_is_refused),
+        cmocka_unit_test(graphs_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

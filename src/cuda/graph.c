@@ -44,6 +44,18 @@ bool hl_cuda_replay(struct hl_cuda *c, uint64_t key) {
     return false;
 }
 
+/* If there is no memory for it, those of other keys make room. */
+static cudaError_t instantiate(struct hl_cuda *c, struct hl_graph *g, cudaGraph_t graph) {
+    const struct hl_graph own = *g;
+    cudaError_t e = cudaGraphInstantiate((cudaGraphExec_t *)&g->exec, graph, 0);
+    if (e != cudaErrorMemoryAllocation) return e;
+    cudaGetLastError(); /* clears the error */
+    *g = own;
+    hl_graph_close(c);
+    *g = own;
+    return cudaGraphInstantiate((cudaGraphExec_t *)&g->exec, graph, 0);
+}
+
 void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
     struct hl_graph *g = c->recording;
     cudaGraph_t graph = NULL;
@@ -53,7 +65,7 @@ void hl_cuda_recorded(struct hl_cuda *c, uint64_t key) {
         return;
     }
     cudaError_t e = cudaStreamEndCapture(hl_stream(c), &graph);
-    if (e == cudaSuccess) e = cudaGraphInstantiate((cudaGraphExec_t *)&g->exec, graph, 0);
+    if (e == cudaSuccess) e = instantiate(c, g, graph);
     if (e == cudaSuccess) e = cudaGraphLaunch(g->exec, hl_stream(c));
     if (e != cudaSuccess) hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: graph: %s", cudaGetErrorString(e));
     if (graph) cudaGraphDestroy(graph);

@@ -53,6 +53,7 @@ struct hola_model {
     struct hl_activations infer;
     struct hl_candidate *candidates; /* in backend memory: room for candidates_room of them */
     int64_t candidates_room;
+    int64_t steps_replayed; /* as a captured graph; counted for the server's log */
     struct hl_decoder decoder;
 };
 

@@ -123,7 +123,7 @@ int32_t hl_sample(const float *logits, int64_t vocab, const hola_sampling *p, co
 
 /* A penalty over 1 lowers recent tokens, so that others may move into the top n: at most one for each. */
 int64_t hl_sample_needs(const hola_sampling *p) {
-    const int64_t n = p->temp == 0 ? 1 : p->top_k;
+    const int64_t n = p->temp == 0 ? 1 : p->top_k < INT32_MAX ? p->top_k : INT32_MAX; /* so that sums do not overflow */
     if (n == 0 || p->repeat_penalty < 1) return 0;
     return p->repeat_penalty > 1 ? n + p->repeat_last_n : n;
 }

@@ -67,8 +67,10 @@ struct want {
     struct hl_candidate *top; /* [sessions][k], on the host */
 };
 
-/* Makes room for n candidates in backend memory. */
-static hola_status need_candidates(hola_model *m, int64_t n) {
+/* Makes room for the most candidates of these rows in backend memory: a release later would make captured graphs
+ * worthless. */
+static hola_status need_candidates(hola_model *m, int64_t rows) {
+    const int64_t n = rows * HL_TOPK_MOST;
     if (n <= m->candidates_room) return HOLA_OK;
     if (m->candidates) hl_release(m->backend, m->candidates);
     m->candidates_room = 0;
@@ -90,7 +92,7 @@ static void fetch_candidates(hola_model *m, int64_t n, struct want *w) {
 static hola_status reserve(hola_model *m, struct hl_rows *rows, const struct want *w) {
     const bool logits = w->logits || w->k;
     hola_status s = hl_activations_reserve(&m->infer, &m->cfg, rows, logits ? 2 * rows->T : 0);
-    return s == HOLA_OK && w->k ? need_candidates(m, rows->T * w->k) : s;
+    return s == HOLA_OK && w->k ? need_candidates(m, rows->T) : s;
 }
 
 /* HL_BY_ONE_KERNEL; false: the device refused. Logits, or the largest one, arrive before the kernel has ended. */
@@ -156,9 +158,12 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const bool batch = way == HL_BY_BATCH && (!logits || room);
     HL_ASSERT(room || !w->k);
     ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
-    const uint64_t reach = (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) << 56;
+    /* positions change a step's work only where a state grows with them */
+    const uint64_t reach = m->state.page > 0 ? (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) << 56 : 0;
     const uint64_t key = reach | (((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch);
-    if (!steps || !graphs->replay || !graphs->replay(m->backend, key)) {
+    const bool replayed = steps && graphs->replay && graphs->replay(m->backend, key);
+    m->steps_replayed += replayed;
+    if (!replayed) {
         run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
         if (steps && graphs->recorded) graphs->recorded(m->backend, key);
     }
