@@ -1,7 +1,8 @@
 /* cuda_serve.c -- the server's engine with a model on a device: it is ready before its first request, and many at once
  * are answered as each alone. */
 #define _GNU_SOURCE
-#include "serve/prefix.h"
+#include "cuda/device.h"
+#include "serve/engine_internal.h"
 #include "serve_case.h"
 
 enum { PROMPTS = 6, TOKENS = 6 };
@@ -54,6 +55,80 @@ static void answers(void **state) {
     rig_close(&g);
 }
 
+/* What the backend is asked for: graphs, and rows of passes. The device of the tests has no graphs. */
+static struct {
+    uint64_t key[4096];
+    int keys, later; /* later: keys that were new when the engine had started */
+    bool started;
+    int64_t most_prompts; /* in a pass */
+} seen;
+static bool note_key(struct hl_backend *b, uint64_t key) {
+    (void)b;
+    for (int i = 0; i < seen.keys; i++)
+        if (seen.key[i] == key) return false;
+    assert_true(seen.keys < 4096);
+    seen.key[seen.keys++] = key;
+    seen.later += seen.started;
+    return false; /* the work has to be done all the same */
+}
+static hola_status (*cut_rows)(struct hl_backend *, struct hl_rows *, int64_t);
+static hola_status note_rows(struct hl_backend *b, struct hl_rows *rows, int64_t C) {
+    if (seen.started && rows->T > rows->n && rows->n > seen.most_prompts) seen.most_prompts = rows->n;
+    return cut_rows(b, rows, C);
+}
+
+/* A burst of prompts and streams with several samplings, of lengths that the start did not try: their steps are known
+ * graphs, nothing takes new memory, which would end all graphs, and prompts share passes. */
+static void ready(void **state) {
+    enum { N = 7, LONG = 40 };
+    struct rig g;
+    struct asked *a[4 * N];
+    int32_t *ids = random_ids(400, 256, 3);
+    hola_model *m = case_model_on("cuda");
+    int n = 0;
+    (void)state;
+    if (!m) skip();
+    memset(&seen, 0, sizeof seen);
+    m->decoder.off = true; /* steps by ops, whatever their number */
+    m->backend->graphs.replay = note_key;
+    cut_rows = m->backend->storage.cut_rows;
+    m->backend->storage.cut_rows = note_rows;
+    rig_open_with(&g, m, NULL);
+    rig_stop(&g);
+    g.o.parallel = N;
+    rig_start(&g);
+    assert_true(seen.keys >= 2 * N);
+    assert_true(g.e->pace.power[false][0] > 0 && g.e->pace.power[true][0] > 0);
+    for (int i = 0; i < HL_PACE_POWERS; i++) g.e->pace.power[true][i] = 1e-6; /* the emulator takes seconds */
+    const struct hl_cuda *c = m->backend->device;
+    const struct hl_activations *acts = &m->infer;
+    const struct hl_cuda was = *c;
+    const struct hl_activations acts_were = *acts;
+    const struct hl_candidate *candidates = m->candidates;
+    seen.started = true;
+    for (int all = 0; all < 2; all++) { /* the second time: some that need more logits than the start took */
+        for (int i = 0; i < 2 * N; i++) {
+            struct hl_serve_request *r = case_request(&g, ids + i, all ? 77 + 17 * i : 63 + i, LONG);
+            r->sampling = i % 2 ? likeliest : hola_sampling_default();
+            if (all && i % 3 == 0) r->sampling.top_k = 60 * (i % 2) + 60, r->sampling.temp = 1;
+            a[n++] = case_submit(&g, r);
+        }
+        case_wait(&g, NULL);
+        if (!all) assert_int_equal(seen.later, 0);
+    }
+    assert_true(seen.later > 0); /* it is counted */
+    assert_true(seen.most_prompts > 1);
+    assert_true(c->scratch == was.scratch);
+    assert_int_equal(c->rows_room, was.rows_room);
+    assert_true(acts->block == acts_were.block && acts->logits == acts_were.logits && m->candidates == candidates);
+    while (n > 0) {
+        assert_int_equal(a[--n]->error, HL_NO_ERROR);
+        asked_free(a[n]);
+    }
+    free(ids);
+    rig_close(&g);
+}
+
 /* A conversation that was parked in a file goes on, through a block of host memory that is used again. */
 static void parked(void **state) {
     struct rig g;
@@ -85,6 +160,6 @@ static void parked(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(answers), cmocka_unit_test(parked)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(answers), cmocka_unit_test(ready), cmocka_unit_test(parked)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -598,8 +598,20 @@ static void pace_of_a_device(void **state) {
     assert_int_equal(hl_pace_power(&p, false, 0.0101), HL_PACE_UNIT << 3);
     for (int i = 0; i < 20; i++) hl_pace_add_power(&p, HL_PACE_UNIT << 3, false, 0.04);
     assert_int_equal(hl_pace_power(&p, false, 0.0101), HL_PACE_UNIT << 2);
-    for (int i = 0; i < 2000; i++) hl_pace_add_power(&p, HL_PACE_UNIT << 2, false, 0.004);
+    for (int i = 0; i < 200; i++) hl_pace_add_power(&p, HL_PACE_UNIT << 2, false, 0.004);
+    assert_int_equal(hl_pace_power(&p, false, 0.0101), HL_PACE_UNIT << 2); /* less than one gap in a hundred */
+    for (int i = 0; i < 20000; i++) hl_pace_add_power(&p, HL_PACE_UNIT << 2, false, 0.004);
     assert_int_equal(hl_pace_power(&p, false, 0.0101), HL_PACE_UNIT << 3);
+    p = (struct hl_pace){0}; /* several prompts are never one piece of 64 tokens */
+    for (int i = 1; i < 5; i++) hl_pace_add_power(&p, HL_PACE_UNIT << i, true, 0.001 * (1 << i));
+    assert_int_equal(hl_pace_power(&p, true, 0.0081), HL_PACE_UNIT << 3);
+    assert_int_equal(hl_pace_power(&p, true, 0.02), HL_PACE_UNIT << 4); /* the next one might take 0.032 */
+    assert_int_equal(hl_pace_power(&p, true, 0.04), HL_PACE_UNIT << 5);
+    for (int i = 0; i < 100; i++)
+        hl_pace_add_power(&p, (HL_PACE_UNIT << 3) + 64, true, 0.009); /* just over half full */
+    assert_int_equal(hl_pace_power(&p, true, 0.0159), HL_PACE_UNIT << 3);
+    for (int i = 0; i < 100; i++) hl_pace_add_power(&p, HL_PACE_UNIT * 15, true, 0.0075); /* nearly full, and faster */
+    assert_int_equal(hl_pace_power(&p, true, 0.0081), HL_PACE_UNIT << 4);
 }
 
 int main(void) {

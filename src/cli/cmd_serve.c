@@ -32,7 +32,7 @@ struct serve_opts {
 };
 
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
-static const char *const logs[] = {"text", "json", "none", NULL};
+static const char *const logs[] = {"text", "json", "none", "debug", NULL};
 #define OPTS struct serve_opts
 #define SECONDS(name, field, help) OPT_REAL(0, name, field, 0.001, 1e9, "S", help)
 static const struct arg options[] = {
@@ -75,7 +75,7 @@ static const struct arg options[] = {
     OPT_BACKEND,
     OPT_PRECISION,
     OPT_FLAG(0, "no-page", no_page, "no page at /"),
-    OPT_CHOICE(0, "log", log, logs, "a line per request on stderr (default text)"),
+    OPT_CHOICE(0, "log", log, logs, "a line per request on stderr (default text); debug: also of slow steps"),
     OPT_END,
 };
 static const struct args_command command = {
@@ -236,7 +236,8 @@ static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cac
                                     .timeout_queue = o->t_queue,
                                     .save_after = 8,
                                     .lease = o->shared ? o->lease : 0,
-                                    .sampling = o->sampling};
+                                    .sampling = o->sampling,
+                                    .slow_gap = o->log == HL_LOG_DEBUG ? 0.006 : 0};
     return hl_serve_open(&s->engine, &e) == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 

@@ -152,20 +152,27 @@ static double idle_time(struct hl_serve_engine *e, double due) {
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
     const bool host = e->o.model->backend->host;
-    const double least = host ? 0 : HL_READ_LEAST_DEVICE;
     for (double due = -1;;) {
         if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
         take_messages(e, idle_time(e, due));
+        const struct hl_round last = e->round;
+        const double start = hl_clock();
+        const int64_t before = e->streams;
         sweep(e);
         hl_serve_admit(e);
-        const double start = hl_clock();
+        const double admitted = hl_clock();
+        e->round = (struct hl_round){.admit = admitted - start, .joined = e->streams - before};
         step(e);
-        const double took = hl_clock() - start;
+        const double now = hl_clock(), took = now - admitted;
+        e->round.step = took;
+        if (e->round.stepped > 0) e->round.ended = now;
+        if (e->o.slow_gap > 0) hl_serve_note_gap(e, &last);
         bool writes = false;
         for (int64_t i = 0; i < e->streams; i++) writes |= e->stream[i]->stage >= HL_STAGE_WRITING;
         e->join_for = writes ? took : INFINITY;
+        const double left = host ? 0 : HL_GAP_DEVICE - (now - start); /* of a gap */
         /* a device's shortest pass takes milliseconds: a second one would keep those who write waiting */
-        hl_serve_read(e, !writes ? 0.2 : took > least ? took : least, writes && !host);
+        hl_serve_read(e, !writes ? 0.2 : took > left ? took : left, writes && !host);
         due = hl_serve_save_due(e, false);
         hl_serve_count(e);
         if (e->stopping && e->streams == 0 && !e->waiting && e->disk_jobs == 0 && !e->deferred) break;
@@ -243,9 +250,9 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     }
     if (st == HOLA_OK) {
         hl_serve_count(e);
-        hl_serve_prepare(e);
-        e->started = hl_thread_start(&e->thread, run, e);
-        if (!e->started) st = hl_fail(HOLA_ENOMEM, "engine: no thread");
+        st = hl_serve_prepare(e);
+        e->started = st == HOLA_OK && hl_thread_start(&e->thread, run, e);
+        if (st == HOLA_OK && !e->started) st = hl_fail(HOLA_ENOMEM, "engine: no thread");
     }
     if (st == HOLA_OK) *out = e;
     else hl_serve_close(e);

@@ -29,6 +29,7 @@ struct hl_serve_opts {
     double save_after;      /* most seconds from the end of a turn until it is on disk */
     double lease;           /* > 0: the folder is shared, and sessions are leased for this many seconds */
     hola_sampling sampling; /* of most requests: what a device prepares for */
+    double slow_gap;        /* seconds; > 0: logs the start, and steps that end so much after the one before */
 };
 
 struct hl_serve_engine;

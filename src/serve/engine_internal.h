@@ -8,8 +8,8 @@
 #include "serve/prefix.h"
 
 /* A device takes a step in one or two milliseconds; a prompt read for no longer is read at a fraction of its rate. Gaps
- * between tokens may be 10 ms (docs/serve.md). */
-#define HL_READ_LEAST_DEVICE 0.0075 /* seconds for prompts after every step, at least: with a step less than 10 ms */
+ * between tokens may be 10 ms (docs/serve.md): this is a step and the prompts after it; the rest is the clients' way. */
+#define HL_GAP_DEVICE 0.008 /* seconds */
 enum { HL_READ_PIECE = HL_PACE_UNIT, HL_SNAPSHOT_EVERY = 8192, HL_UNREAD_MOST = 512 };
 enum { HL_FROM_CALLER, HL_FROM_CALLER_OP, HL_FROM_DISK, HL_FROM_STOP }; /* kinds of messages in the inbox */
 
@@ -18,6 +18,13 @@ enum hl_stage {
     HL_STAGE_READING,
     HL_STAGE_WRITING,
     HL_STAGE_CLOSING /* finished, but its last token is not yet fed */
+};
+/* What a round of the engine did: for the log, why a gap between tokens was long (engine_start.c). */
+struct hl_round {
+    int64_t joined, stepped, replayed; /* sequences; whether the step was a captured graph */
+    int64_t prompts, tokens;           /* of passes over prompts */
+    double admit, step, read, after;   /* seconds; after: what the first tokens of several prompts took of `read` */
+    double ended;                      /* when its step ended; 0: it made none */
 };
 /* An active sequence: an answer to a prompt, or a conversation being rebuilt from its ids. */
 struct hl_serve_stream {
@@ -71,6 +78,7 @@ struct hl_serve_engine {
     struct hl_candidate *work;                       /* [vocab] */
     float *adjusted;                                 /* [vocab] */
     struct hl_pace pace;                             /* of reading prompts */
+    struct hl_round round;                           /* the present one */
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;
@@ -82,8 +90,10 @@ struct hl_serve_engine {
 };
 
 /* engine_start.c */
-void hl_serve_prepare(struct hl_serve_engine *e);       /* before the thread starts */
-void hl_serve_refill_memory(struct hl_serve_engine *e); /* while it is idle */
+hola_status hl_serve_prepare(struct hl_serve_engine *e); /* before the thread starts */
+void hl_serve_refill_memory(struct hl_serve_engine *e);  /* while it is idle */
+/* Logs a gap of more than o.slow_gap, from the end of the last step to the present one's; last: that round. */
+void hl_serve_note_gap(const struct hl_serve_engine *e, const struct hl_round *last);
 
 /* engine_join.c */
 void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r); /* queues it or refuses it */
@@ -92,7 +102,8 @@ void hl_serve_admit(struct hl_serve_engine *e); /* admits waiting requests while
 void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st);
 /* Removes it from the list and frees it */
 void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st);
-bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: do not step it */
+bool hl_serve_held(struct hl_serve_request *r);                             /* its reader is behind: do not step it */
+hola_status hl_serve_make_streams(struct hl_serve_engine *e, int64_t room); /* room for so many sequences */
 void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev);
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
 void hl_serve_request_maybe_end(struct hl_serve_engine *e,

@@ -127,24 +127,25 @@ void hl_serve_accept(struct hl_serve_engine *e, struct hl_serve_request *r) {
 
 /* ---- a sequence joins ---- */
 
+hola_status hl_serve_make_streams(struct hl_serve_engine *e, int64_t room) {
+    struct hl_serve_stream **stream = realloc(e->stream, (size_t)room * sizeof *stream);
+    if (stream) e->stream = stream;
+    struct hl_serve_stream **who = stream ? realloc(e->who, (size_t)room * sizeof *who) : NULL;
+    if (who) e->who = who;
+    hola_session **batch = who ? realloc(e->batch, (size_t)room * sizeof *batch) : NULL;
+    if (batch) e->batch = batch;
+    int32_t *ids = batch ? realloc(e->ids, (size_t)room * sizeof *ids) : NULL;
+    if (ids) e->ids = ids;
+    hola_sampling *samplings = ids ? realloc(e->samplings, (size_t)room * sizeof *samplings) : NULL;
+    if (samplings) e->samplings = samplings;
+    float *logits = samplings ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
+    if (!logits) return hl_fail(HOLA_ENOMEM, "engine: no memory for %" PRId64 " sequences", room);
+    e->logits = logits;
+    e->room = room;
+    return HOLA_OK;
+}
 static struct hl_serve_stream *new_stream(struct hl_serve_engine *e) {
-    if (e->streams == e->room) {
-        const int64_t room = e->room + e->o.parallel;
-        struct hl_serve_stream **stream = realloc(e->stream, (size_t)room * sizeof *stream);
-        if (stream) e->stream = stream;
-        struct hl_serve_stream **who = stream ? realloc(e->who, (size_t)room * sizeof *who) : NULL;
-        if (who) e->who = who;
-        hola_session **batch = who ? realloc(e->batch, (size_t)room * sizeof *batch) : NULL;
-        if (batch) e->batch = batch;
-        int32_t *ids = batch ? realloc(e->ids, (size_t)room * sizeof *ids) : NULL;
-        if (ids) e->ids = ids;
-        hola_sampling *samplings = ids ? realloc(e->samplings, (size_t)room * sizeof *samplings) : NULL;
-        if (samplings) e->samplings = samplings;
-        float *logits = samplings ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
-        if (!logits) return NULL;
-        e->logits = logits;
-        e->room = room;
-    }
+    if (e->streams == e->room && hl_serve_make_streams(e, e->room + e->o.parallel) != HOLA_OK) return NULL;
     struct hl_serve_stream *st = calloc(1, sizeof *st);
     if (st) e->stream[e->streams++] = st;
     return st;

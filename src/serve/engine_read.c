@@ -114,12 +114,14 @@ static int64_t read_together(struct hl_serve_engine *e, int64_t k) {
     }
     if (s == HOLA_OK) s = hl_sessions_feed(e->batch, ids, k, e->logits);
     free(ids);
+    const double fed = hl_clock();
     /* streams that leave do not change e->who, the list of those in this pass */
     for (int64_t i = 0; i < k; i++) {
         struct hl_serve_stream *st = e->who[i];
         const bool bad = s == HOLA_ENUMERIC && !hola_session_logits(st->session);
         piece_was_read(e, st, st->n - st->read, s == HOLA_ENUMERIC && !bad ? HOLA_OK : s);
     }
+    e->round.after += hl_clock() - fed;
     return sum;
 }
 
@@ -150,6 +152,8 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds, bool once) {
         else read_one(e, st, n);
         const double then = now;
         now = hl_clock();
+        e->round.prompts += k, e->round.tokens += done;
+        e->round.read += now - then;
         if (done > HL_FEW && !scores && host) hl_pace_add(&e->pace, done, now - then);
         if (done > HL_FEW && !scores && !host) hl_pace_add_power(&e->pace, done, k > 1, now - then);
         if (once || now >= until) return;

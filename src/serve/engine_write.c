@@ -256,8 +256,10 @@ void hl_serve_step(struct hl_serve_engine *e) {
     int32_t *fed = malloc((size_t)n * sizeof *fed);
     if (!fed) return; /* the next round may have the memory */
     memcpy(fed, e->ids, (size_t)n * sizeof *fed);
+    const int64_t replayed = e->o.model->steps_replayed;
     hola_status s = all_logits ? hola_session_step(e->batch, n, e->ids, e->logits)
                                : hl_step_sample_each(e->batch, n, e->ids, e->samplings, e->ids);
+    e->round.stepped = n, e->round.replayed = e->o.model->steps_replayed - replayed;
     atomic_fetch_add(&e->metrics.steps, 1);
     atomic_fetch_add(&e->metrics.step_sessions, n);
     for (int64_t i = 0; i < n; i++) {

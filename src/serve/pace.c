@@ -71,14 +71,22 @@ static int power_of(int64_t tokens) {
 void hl_pace_add_power(struct hl_pace *p, int64_t tokens, bool several, double seconds) {
     const int i = power_of(tokens);
     double *known = p->power[several];
+    const int64_t full = HL_PACE_UNIT << i;
+    if (known[i] > 0 && 4 * tokens < 3 * full) return; /* says too little of a full one */
+    seconds *= (double)full / (double)tokens;
     if (known[i] <= 0) known[i] = seconds;
     else
         known[i] =
             0.75 * known[i] + 0.25 * (seconds < 2 * known[i] ? seconds : 2 * known[i]); /* it may be an exception */
-    if (i + 1 < HL_PACE_POWERS) known[i + 1] *= 0.999; /* one that was too long is tried again, in time */
+    /* One that was too long is tried again, in time: often enough to forget an exception within a minute or two, seldom
+     * enough for a percentile of gaps. */
+    if (i + 1 < HL_PACE_POWERS) known[i + 1] *= 0.9999;
 }
 int64_t hl_pace_power(const struct hl_pace *p, bool several, double seconds) {
-    int i = 0;
-    while (i + 1 < HL_PACE_POWERS && p->power[several][i] > 0 && p->power[several][i + 1] <= seconds) i++;
-    return HL_PACE_UNIT << i;
+    const double *known = p->power[several];
+    int best = 0;
+    for (int i = 0; i < HL_PACE_POWERS; i++)
+        if (known[i] > 0 && known[i] <= seconds) best = i;
+    if (best + 1 < HL_PACE_POWERS && known[best] > 0 && known[best + 1] <= 0 && 2 * known[best] <= seconds) best++;
+    return HL_PACE_UNIT << best;
 }

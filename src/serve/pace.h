@@ -23,7 +23,7 @@ int64_t hl_pace_length(const struct hl_pace *p, double seconds);
 /* A device takes pieces of HL_PACE_UNIT times a power of two: it prepares for every length anew, and its time is no line.
  * Of each length the latest times count, of a prompt's piece and of several prompts together. */
 void hl_pace_add_power(struct hl_pace *p, int64_t tokens, bool several, double seconds);
-/* The longest that takes at most so many seconds; a length of which nothing is known may be tried after the one below. */
+/* The longest that takes at most so many seconds; one of which nothing is known counts as twice the one below. */
 int64_t hl_pace_power(const struct hl_pace *p, bool several, double seconds);
 
 #endif

@@ -5,7 +5,7 @@
 #include "serve/engine.h"
 #include "serve/prompt.h"
 
-enum hl_server_log { HL_LOG_TEXT, HL_LOG_JSON, HL_LOG_NONE };
+enum hl_server_log { HL_LOG_TEXT, HL_LOG_JSON, HL_LOG_NONE, HL_LOG_DEBUG }; /* DEBUG: text, and the engine's own */
 struct hl_server_list {
     const char *const *item;
     int n;
