@@ -80,9 +80,10 @@ def row(name, what, bound, value, ok, **more):
         os.replace(o.json + ".tmp", o.json)
 
 
-def server(*more):
+def server(*more, log=None):
+    """log: a file for what the server says, with what its engine did in long gaps."""
     tokenizer = ["--tokenizer", o.tokenizer] if o.tokenizer else []
-    s = Server(o.m, "--backend", o.backend, "--log", "none", *tokenizer, *threads, *more)
+    s = Server(o.m, "--backend", o.backend, "--log", "debug" if log else "none", *tokenizer, *threads, *more, stderr=log)
     if not s.port:
         sys.exit("serve_promises.py: the server did not start")
     running.append(s)
@@ -179,9 +180,18 @@ def long_prompt():
         "%s (worst of %d; a gap: %s)" % (ms(worst), len(short), ms(gap)), worst <= max(10 * gap, 1), first_token_s=short, gap_s=gap)
 
 
-def joining():
+def why(log, most=8):
+    """What the engine said of its start and of its longest gaps, also of those of the first steps."""
+    with open(log, errors="replace") as f:
+        said = [x.rstrip() for x in f if x.startswith("engine: ")]
+    long = [x for x in said if " between steps: " in x]
+    long.sort(key=lambda x: -float(x.split()[1]))
+    return [x for x in said if " between steps: " not in x] + long[:most]
+
+
+def joining(log):
     """On many cores those who join are another process: opening 56 connections takes longer than a device's step."""
-    s = server("--parallel", "64")
+    s = server("--parallel", "64", log=log)
     q = Streams(s.port)
     eight = [q.add({"prompt": tokens(s, 8), "max_tokens": 1 << 24}) for _ in range(8)]
     q.run(lambda: all(len(x["at"]) > 10 for x in eight))
@@ -206,7 +216,11 @@ def joining():
     least = 0.01 if gpu else 0.1
     row("P5", "p99 gap of 8 streams while 56 join", "<= max(3 x, %.0f ms)" % (1000 * least),
         "%s (%.1f x of %s with 64)" % (ms(worst), worst / all64, ms(all64)), worst <= max(3 * all64, least), joining_s=worst,
-        with_64_s=all64)
+        with_64_s=all64, largest_s=sorted(gaps(eight, begin, joined))[-24:], joined_s=joined - begin, engine=why(log))
+    print("    the largest gaps of one of the 8: %s; all had joined after %s" %
+          (", ".join(ms(x) for x in sorted(gaps(eight[:1], begin, joined))[-6:]), ms(joined - begin)))
+    for x in why(log):
+        print("    " + x, flush=True)
 
 
 def first_token(s, body):
@@ -348,7 +362,7 @@ def connections():
         each <= 8192 and max(took) < 0.1 and there > n, bytes_each=each, kernel_bytes_each=sockets, health_s=took, resident_bytes=rss, idle_share=share)
 
 
-parts = [(("P6",), lambda work: parked(os.path.join(work, "s"))), (("P9",), lambda work: connections()), (("P5",), lambda work: joining()),
+parts = [(("P6",), lambda work: parked(os.path.join(work, "s"))), (("P9",), lambda work: connections()), (("P5",), lambda work: joining(os.path.join(work, "log"))),
          (("P1",), lambda work: throughput()), (("P2", "P3", "P4", "P7"), lambda work: long_prompt()), (("P8",), lambda work: idle())]
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal(signal.SIGALRM, too_late)
