@@ -153,6 +153,21 @@ static void parked(void **state) {
         assert_int_equal(first[i], first[0]);
         hola_session_free(back);
     }
+    /* packed beside a pass, from a copy on the host */
+    struct hl_restore_point *copy;
+    char *want, *file;
+    int64_t n, bytes;
+    uint64_t hash;
+    CHECK_OK(hl_model_hash(m, &hash));
+    CHECK_OK(hl_snapshot_make(s, path, HOLA_BF16, &want, &n));
+    CHECK_OK(hl_snapshot_copy(&copy, s, path));
+    CHECK_OK(hola_session_feed(s, ids, 5, NULL));
+    CHECK_OK(hl_snapshot_pack(m, hash, copy, path, HOLA_BF16, &file, &bytes));
+    assert_int_equal(bytes, n);
+    assert_memory_equal(file, want, (size_t)n);
+    hl_snapshot_free(m, copy);
+    assert_int_equal(hl_state_pool_kept(&m->staging), 1);
+    free(file), free(want);
     hola_session_free(s);
     free(ids);
     temp_remove(dir);

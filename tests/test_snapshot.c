@@ -330,6 +330,20 @@ static void beside_a_pass(void **state) {
     CHECK_OK(hl_snapshot_session(&b, m, p));
     assert_true(same_state(a, b));
     hola_session_free(b);
+    /* writing one, from a copy: the session has gone on */
+    char *file, *want;
+    int64_t bytes, n;
+    CHECK_OK(hl_snapshot_make(a, path, HOLA_F32, &want, &n));
+    CHECK_OK(hl_snapshot_copy(&p, a, path));
+    CHECK_OK(hola_session_feed(a, ids, 5, NULL));
+    pthread_mutex_lock(&m->lock);
+    CHECK_OK(hl_snapshot_pack(m, model, p, path, HOLA_F32, &file, &bytes));
+    pthread_mutex_unlock(&m->lock);
+    assert_int_equal(bytes, n);
+    assert_memory_equal(file, want, (size_t)n);
+    free(file), free(want);
+    hl_snapshot_free(m, p);
+    assert_int_equal(m->states.n, 1);
     /* a file that is cut off while it is read */
     assert_int_equal(truncate(path, size / 2), 0);
     from.at = 0;

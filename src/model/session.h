@@ -102,6 +102,11 @@ hola_status hl_session_new(hola_session **out, hola_model *m);
  * session is unchanged. */
 hola_status hl_snapshot_make(const hola_session *s, const char *path, hola_dtype dtype, char **file, int64_t *size);
 hola_status hl_snapshot_parse(hola_session *s, const char *data, int64_t size, const char *path);
+/* The first in two steps: a copy on the host of what the file holds, and the file. The second takes no lock (model:
+ * hl_model_hash), so that it can run beside a pass. */
+hola_status hl_snapshot_copy(struct hl_restore_point **out, const hola_session *y, const char *path);
+hola_status hl_snapshot_pack(const hola_model *m, uint64_t model, const struct hl_restore_point *p, const char *path,
+                             hola_dtype dtype, char **file, int64_t *size);
 /* The second in two steps. The first reads and checks the next `size` bytes; its state is on the host. It takes no lock
  * (model: hl_model_hash), so that it can run beside a pass. The second makes a session of it. */
 struct hl_bytes;

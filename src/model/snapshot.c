@@ -64,28 +64,23 @@ static bool put_part(void *ctx, const struct hl_state_part *part, void *at, int6
 }
 
 /* Allocates the whole file in memory and fills everything but the state. */
-static hola_status open_file(const hola_session *y, const char *path, hola_dtype dtype, char **out, int64_t *size) {
-    hola_model *m = y->model;
-    uint64_t model;
-    pthread_mutex_lock(&m->lock);
-    hola_status s = hl_model_hash(m, &model);
-    pthread_mutex_unlock(&m->lock);
-    if (s != HOLA_OK) return s;
-    *size = hl_snapshot_bytes(m, dtype, y->now.at.pos);
+static hola_status open_file(const hola_model *m, uint64_t model, const struct hl_restore_point *p, const char *path,
+                             hola_dtype dtype, char **out, int64_t *size) {
+    *size = hl_snapshot_bytes(m, dtype, p->at.pos);
     *out = calloc(1, (size_t)*size);
     if (!*out) return hl_fail(HOLA_ENOMEM, "%s: no memory for %lld bytes", path, (long long)*size);
     const struct header h = {.version = VERSION,
                              .dtype = dtype,
                              .model = model,
                              .size = (uint64_t)*size,
-                             .pos = y->now.at.pos,
-                             .seed = y->now.at.seed,
+                             .pos = p->at.pos,
+                             .seed = p->at.seed,
                              .vocab = (uint32_t)m->cfg.vocab_size,
-                             .flags = y->now.at.has_logits ? HAS_LOGITS : 0};
+                             .flags = p->at.has_logits ? HAS_LOGITS : 0};
     memcpy(*out, &h, sizeof h);
     memcpy(*out, magic, sizeof magic);
-    memcpy(*out + HEADER, y->now.at.recent, RECENT_BYTES);
-    if (y->now.at.has_logits) memcpy(*out + HEADER + RECENT_BYTES, y->now.logits, (size_t)m->cfg.vocab_size * 4);
+    memcpy(*out + HEADER, p->at.recent, RECENT_BYTES);
+    if (p->at.has_logits) memcpy(*out + HEADER + RECENT_BYTES, p->logits, (size_t)m->cfg.vocab_size * 4);
     return HOLA_OK;
 }
 
@@ -120,29 +115,62 @@ static hola_status state_here(const hola_session *y, struct hl_state *state, con
     return s;
 }
 
-hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file, int64_t *size) {
-    const hola_model *m = y->model;
-    struct hl_state state = {0};
+/* state: that of p, on the host */
+static hola_status pack(const hola_model *m, uint64_t model, const struct hl_restore_point *p,
+                        const struct hl_state *state, const char *path, hola_dtype dtype, char **file, int64_t *size) {
     *file = NULL;
     if ((unsigned)dtype > HOLA_F16)
         return hl_fail(HOLA_EINVAL, "dtype: a session cannot be saved as %s", hola_dtype_name(dtype));
-    hola_status s = open_file(y, path, dtype, file, size);
-    if (s == HOLA_OK) s = state_here(y, &state, path);
-    if (s == HOLA_OK) {
-        struct copy c = {
-            .dtype = dtype, .state = &m->state, .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
-        if (!hl_state_visit(&state, &m->state, y->now.at.pos, put_part, &c))
-            s = hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
-    }
-    if (state.fixed != y->now.state.fixed) free_host_state(y->model, &state);
-    if (s == HOLA_OK) {
+    hola_status s = open_file(m, model, p, path, dtype, file, size);
+    if (s != HOLA_OK) return s;
+    struct copy c = {.dtype = dtype, .state = &m->state, .file = *file + HEADER + RECENT_BYTES + m->cfg.vocab_size * 4};
+    if (hl_state_visit(state, &m->state, p->at.pos, put_part, &c)) {
         const uint64_t sum = hl_snapshot_sum(*file, *size);
         memcpy(*file + SUM_AT, &sum, sizeof sum);
         return HOLA_OK;
     }
     free(*file);
     *file = NULL;
+    return hl_fail(HOLA_ENUMERIC, "%s: the session's state is not finite in %s", path, hola_dtype_name(dtype));
+}
+
+hola_status hl_snapshot_make(const hola_session *y, const char *path, hola_dtype dtype, char **file, int64_t *size) {
+    hola_model *m = y->model;
+    struct hl_state state = {0};
+    uint64_t model;
+    *file = NULL;
+    pthread_mutex_lock(&m->lock);
+    hola_status s = hl_model_hash(m, &model);
+    pthread_mutex_unlock(&m->lock);
+    if (s != HOLA_OK) return s;
+    s = state_here(y, &state, path);
+    if (s == HOLA_OK) s = pack(m, model, &y->now, &state, path, dtype, file, size);
+    if (state.fixed != y->now.state.fixed) free_host_state(m, &state);
     return s;
+}
+
+hola_status hl_snapshot_copy(struct hl_restore_point **out, const hola_session *y, const char *path) {
+    hola_model *m = y->model;
+    struct hl_restore_point *p = calloc(1, sizeof *p);
+    hola_status s = p ? HOLA_OK : hl_fail(HOLA_ENOMEM, "%s: no memory for it", path);
+    *out = NULL;
+    if (s == HOLA_OK && m->backend->host) {
+        s = hl_state_new(&p->state, &m->state, m->backend, &m->states);
+        if (s == HOLA_OK) s = hl_restore_point_copy(m, p, &y->now, HL_ALL_CHANGES);
+    } else if (s == HOLA_OK) {
+        if (y->now.at.has_logits) s = hl_restore_point_logits(m, p);
+        if (s == HOLA_OK && y->now.at.has_logits)
+            memcpy(p->logits, y->now.logits, (size_t)m->cfg.vocab_size * sizeof *p->logits);
+        if (s == HOLA_OK) p->at = y->now.at, s = state_here(y, &p->state, path);
+    }
+    if (s == HOLA_OK) *out = p;
+    else hl_snapshot_free(m, p);
+    return s;
+}
+
+hola_status hl_snapshot_pack(const hola_model *m, uint64_t model, const struct hl_restore_point *p, const char *path,
+                             hola_dtype dtype, char **file, int64_t *size) {
+    return pack(m, model, p, &p->state, path, dtype, file, size);
 }
 
 hola_status hola_session_save(const hola_session *y, const char *path, hola_dtype dtype) {

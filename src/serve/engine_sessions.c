@@ -79,8 +79,10 @@ void hl_serve_save(struct hl_serve_engine *e, struct hl_conversation *c) {
     j->record.about = hl_conversation_about(c);
     if (!j->record.about) s = hl_fail(HOLA_ENOMEM, "no memory for a session's file");
     if (s == HOLA_OK) s = hl_tape_copy(&j->record.tape, &c->tape, c->tape.n);
-    if (s == HOLA_OK && c->session)
-        s = hl_snapshot_make(c->session, c->id, e->o.session_dtype, &j->record.session, &j->record.session_bytes);
+    j->record.model = e->o.model, j->record.dtype = e->o.session_dtype;
+    if (s == HOLA_OK && c->session) s = hl_snapshot_copy(&j->record.state, c->session, c->id);
+    if (j->record.state)
+        j->record.session_bytes = hl_snapshot_bytes(e->o.model, e->o.session_dtype, j->record.state->at.pos);
     if (s != HOLA_OK) {
         atomic_fetch_add(&e->metrics.save_errors, 1);
         c->save_failed = true;

@@ -19,7 +19,6 @@ _Static_assert(sizeof(struct head) == HL_RECORD_HEAD, "the file's header");
 void hl_stored_free(struct hl_stored *r) {
     json_decref(r->about);
     hl_tape_free(&r->tape);
-    free(r->session);
     if (r->state) hl_snapshot_free(r->model, r->state);
     *r = (struct hl_stored){0};
 }

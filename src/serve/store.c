@@ -4,6 +4,7 @@
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/thread.h"
+#include "model/session.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -84,19 +85,25 @@ static int put_in_place(const struct hl_store *s, struct hl_store_job *j, const 
  * folder removed by the next owner of the lease. */
 static hola_status save(const struct hl_store *s, struct hl_store_job *j) {
     char name[HL_FILE_NAME], temp[HL_FILE_NAME];
-    char *head;
+    char *head, *session = NULL;
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}};
     struct stat st;
     int64_t size;
     hl_store_file(name, s, j->id, HL_SESSION_SUFFIX);
     hl_store_temp(temp, s, j->id, j->token);
     hola_status status = hl_stored_pack(&j->record, s->model, &head, &size);
+    if (status == HOLA_OK && j->record.state) {
+        int64_t bytes;
+        status = hl_snapshot_pack(j->record.model, s->model, j->record.state, j->id, j->record.dtype, &session, &bytes);
+        if (status != HOLA_OK) free(head);
+        HL_ASSERT(status != HOLA_OK || bytes == j->record.session_bytes);
+    }
     if (status != HOLA_OK) return status;
     unlinkat(s->fd, temp, 0);
     const int fd = openat(s->fd, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int error = fd < 0 ? errno : write_all(fd, head, size);
-    if (!error) error = write_all(fd, j->record.session, j->record.session_bytes);
-    free(head);
+    if (!error && session) error = write_all(fd, session, j->record.session_bytes);
+    free(head), free(session);
     /* The kernel's own timestamps advance only every few milliseconds, and inodes are reused: in a shared folder two
      * versions could look the same. */
     if (fd >= 0 && !error && clock_gettime(CLOCK_REALTIME, &times[1]) == 0) futimens(fd, times);

@@ -17,10 +17,10 @@ enum { HL_ID_MOST = 64 };
 struct hl_stored { /* a conversation being written to or read from disk */
     json_t *about;
     struct hl_tape tape;
-    char *session; /* to write: as hola_session_save writes it */
-    int64_t session_bytes;
-    hola_model *model;              /* to read it with; NULL: the session is skipped */
-    struct hl_restore_point *state; /* read; NULL: none was stored */
+    int64_t session_bytes; /* to write: of the session as hola_session_save writes it, with this type */
+    hola_dtype dtype;
+    hola_model *model;              /* of the session; NULL: it is skipped */
+    struct hl_restore_point *state; /* read, or to write; NULL: none */
 };
 void hl_stored_free(struct hl_stored *r);
 
