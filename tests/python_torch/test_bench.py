@@ -212,6 +212,23 @@ def test_compile(tmp_path, bench, monkeypatch):
     assert compiled(1)[1] == 3 and before == {x: x.stat().st_mtime_ns for x in before}  # all are found
 
 
+def test_tune_for(bench, monkeypatch):
+    """Triton's own timing of a candidate, for fewer milliseconds; a kernel's own is left alone."""
+    pytest.importorskip("triton")
+    import compare_compile
+    import triton.testing
+    from triton.runtime.autotuner import Autotuner
+
+    monkeypatch.setattr(triton.testing, "do_bench", lambda f, **given: (f(), given))
+    monkeypatch.setattr(Autotuner, "do_bench", Autotuner.__dict__["do_bench"])  # and back afterwards
+    compare_compile.tune_for(20)
+    tuner = Autotuner.__new__(Autotuner)
+    tuner._do_bench = None
+    assert tuner.do_bench(lambda: 7, quantiles=(0.5,)) == (7, {"warmup": 5, "rep": 20, "quantiles": (0.5,)})
+    tuner._do_bench = len
+    assert tuner.do_bench("abc") == 3
+
+
 def test_compare_flame(program, tmp_path):
     """A way that cannot run is a line with its reason, and the others go on."""
     pytest.importorskip("transformers", "5.0")
