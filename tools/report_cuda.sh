@@ -58,7 +58,12 @@ for part in "$@"; do
             bench 60 "infer_340m_$type" --alone --model-type $type --preset 340m --infer-only --prefill 8192
         done
         ;;
-    context) run 120 context bench_context cuda 340m "$out/context.json" 131072 ;;
+    context)
+        run 60 context_constant bench_context cuda 340m "$out/context_constant.json" 131072 gla,gsa,kda
+        run 120 context bench_context cuda 340m "$out/context.json" 131072
+        bench_context table "$out"/context*.json | tee -a "$out/report.txt"
+        bench_context draw "$out"/context*.json "$out/context.svg"
+        ;;
     *) echo "report.sh: $part: no such part" >&2 && exit 2 ;;
     esac
 done
