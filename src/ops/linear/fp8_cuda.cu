@@ -8,10 +8,6 @@
 #else
 #include "ops/linear/fp8_tile_cuda.cuh"
 
-/* Designs under test. */
-extern "C" int hl_fp8_design;
-int hl_fp8_design = 0;
-
 struct source {
     const act *x;
     uint32_t ld, row0; /* the first row of this launch */
@@ -124,15 +120,16 @@ template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp
                 {by_rows<4, format, true>, 64, 256},
                 {by_rows<8, format, false>, 128, 256},
                 {tiles<8, format, false>, 128, 256}},
-      all[] = {
+      columns[] = {
           {tiles<8, format, false>, 128, 256}, {tiles<8, format, true>, 128, 256}, {tiles<4, format, false>, 128, 512}};
-    const int d = hl_fp8_design;
+    const enum hl_fp8_kind kind = !a->codes_t ? HL_FP8_ROWS : a->codes ? HL_FP8_BOTH : HL_FP8_COLUMNS;
+    const int d = hl_fp8_maker[kind].taken;
     const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
     const struct source from = {(const act *)a->x, (uint32_t)a->ld, 0};
     const int64_t across = hl_pieces(a->cols, FP8_SIDE);
     if (a->blocks) fp8_launch(c, weights<format>, 256, FP8_SIDE, across, from, &f);
-    else if (!a->codes_t) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
-    else if (d < 3) fp8_launch(c, all[d].kernel, all[d].threads, all[d].rows, across, from, &f);
+    else if (kind == HL_FP8_ROWS) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
+    else if (d < 3) fp8_launch(c, columns[d].kernel, columns[d].threads, columns[d].rows, across, from, &f);
     else {
         const unsigned n = (unsigned)across * blocks_for(a->rows, FP8_SIDE), most = 4 * (unsigned)hl_cuda_sms(c);
         launch(c, tiles_ahead<format>, n < most ? n : most, 256, sizeof(struct fp8_tile<8>) + 32768, from, f);

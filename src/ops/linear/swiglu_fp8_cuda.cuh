@@ -8,8 +8,6 @@
 #include "ops/linear/fp8_tile_cuda.cuh"
 #include "ops/swiglu/swiglu_cuda.cuh"
 
-extern "C" int hl_fp8_design;
-
 struct swiglu_source {
     const act *gate, *up, *dy;
     uint32_t ld, D, row0; /* ld: of gate and up; row0: the first row of this launch */
@@ -76,13 +74,14 @@ static void swiglu_launch(struct hl_cuda *c, const struct hl_swiglu *s,
 }
 static void swiglu_output(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                           struct fp8_form by_columns) {
-    if (hl_fp8_design == 0) swiglu_launch(c, s, swiglu_output_fp8<4, HL_E4M3>, 512, s->D, by_rows, by_columns);
+    if (hl_fp8_maker[HL_FP8_SWIGLU].taken == 0)
+        swiglu_launch(c, s, swiglu_output_fp8<4, HL_E4M3>, 512, s->D, by_rows, by_columns);
     else swiglu_launch(c, s, swiglu_output_fp8<8, HL_E4M3>, 256, s->D, by_rows, by_columns);
 }
 /* D: a multiple of 128 */
 static void swiglu_gradients(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                              struct fp8_form by_columns) {
-    if (hl_fp8_design == 0)
+    if (hl_fp8_maker[HL_FP8_SWIGLU_BACK].taken == 0)
         swiglu_launch(c, s, swiglu_gradients_fp8<4, HL_FP8_GRADIENTS>, 512, 2 * s->D, by_rows, by_columns);
     else swiglu_launch(c, s, swiglu_gradients_fp8<8, HL_FP8_GRADIENTS>, 256, 2 * s->D, by_rows, by_columns);
 }
