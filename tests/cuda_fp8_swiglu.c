@@ -93,12 +93,17 @@ static void each(enum hl_fp8_kind kind, const struct layer *layers, size_t n,
     hl_fp8_maker[kind].taken = taken;
 }
 
+/* Whether the library had every product that it was asked for: a real one may lack some of these small ones. */
+static bool has_all(const struct dev *d) {
+    return dev_emulated(d->backend) || d->backend->fp8->refused(d->backend) == 0;
+}
+
 static void check_gate_up(const struct dev *d, const struct layer *l, bool alone) {
     struct result want = results(d, l, APART), got = results(d, l, TOGETHER);
     struct result other = results(d, l, WITH_OTHER_DY), exchanged = results(d, l, EXCHANGED);
     if (!same(&want, &got, l)) fail_msg("%d x %d x %d: not those of the two ops", (int)l->M, (int)l->D, (int)l->K);
     assert_false(same(&want, &other, l) || same(&want, &exchanged, l));
-    assert_int_equal(untouched(d, &got, l), alone);
+    if (has_all(d)) assert_int_equal(untouched(d, &got, l), alone);
     assert_false(untouched(d, &want, l));
     drop(&want, l), drop(&got, l), drop(&other, l), drop(&exchanged, l);
 }
@@ -177,7 +182,8 @@ static void check_down(const struct dev *d, const struct layer *l, bool alone) {
     if (!down_same(&want, &got, l) || !down_same(&want, &again, l))
         fail_msg("%d x %d x %d: not those of the two ops", (int)l->M, (int)l->D, (int)l->K);
     assert_false(down_same(&want, &wrong, l));
-    assert_int_equal(memcmp(want.y, got.y, (size_t)(l->M * l->D) * sizeof(real)) != 0, alone);
+    alone = alone && has_all(d);
+    if (has_all(d)) assert_int_equal(memcmp(want.y, got.y, (size_t)(l->M * l->D) * sizeof(real)) != 0, alone);
     for (int64_t i = 0; i < l->M * l->D && alone; i++) assert_true(again.y[i] == 0); /* no codes that nothing reads */
     down_drop(&want, l), down_drop(&got, l), down_drop(&again, l), down_drop(&wrong, l);
 }
