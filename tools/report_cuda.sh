@@ -45,6 +45,7 @@ for part in "$@"; do
         run 90 attention bench_attention_cuda
         run 60 fp8 bench_fp8
         run 60 fp8_designs bench_fp8 designs
+        run 60 lookup bench_lookup cuda 340m
         ;;
     hola)
         bench 60 train_46m --preset 46m --train-only --batch 32 --seq-len 2048
