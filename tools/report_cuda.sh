@@ -44,6 +44,7 @@ for part in "$@"; do
         run 60 gla bench_gla
         run 90 attention bench_attention_cuda
         run 60 fp8 bench_fp8
+        run 60 pointwise bench_pointwise
         ;;
     hola)
         bench 60 train_46m --preset 46m --train-only --batch 32 --seq-len 2048
