@@ -1,6 +1,6 @@
 /* bench_pointwise.c -- the norms, the convolution and SwiGLU of a training step, each beside a copy of as many bytes.
  *
- *   bench_pointwise [TOKENSxWIDTHxHEADSxMLP ...]      default: those of the 46m and 340m presets
+ *   bench_pointwise [TOKENSxWIDTHxHEADSxMLP ...]      default: the 46m and 340m presets; heads of 32 to 256
  * Designs 0 (the kernels before), 1 and 2 (src/cuda/cuda.h) in turn. A byte read or written counts once, also of the
  * norms' factors. Medians of 20 rounds; in a round calls follow each other without a gap, over sets of arrays of twice
  * the L2 cache at least, so that none finds its numbers there. */

@@ -139,16 +139,22 @@ static __device__ __forceinline__ void next_pair(const struct conv_norm &a, stru
 }
 
 /* The rows of a range, and TAPS - 1 more of its last segment for the last dx. */
-template <int lanes, int norms>
+template <int lanes, int norms, bool flat>
 static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0, int64_t c) {
-    const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
-    const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
-    k.next = k.low = t0, k.end = (int)(first.row + first.len);
+    const bool early = flat && k.t1 - t0 >= RING; /* the first rows are then of the range */
+    k.next = k.low = t0;
     k.next_x = a.c.x + t0 * a.c.ld + c, k.next_dy = a.dy + t0 * a.c.C + c;
     k.to = a.c.dx + (t0 - (TAPS - 1)) * a.c.ld + c;
     k.next_r = norms > 0 ? a.r + t0 * a.heads + c / a.K : NULL;
+    if (early)
 #pragma unroll 1
-    for (int i = 0; i < RING; i++) fetch<norms>(a, k, stop);
+        for (int i = 0; i < RING; i++) fetch<norms>(a, k, k.t1);
+    const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
+    const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
+    k.end = (int)(first.row + first.len);
+    if (!early)
+#pragma unroll 1
+        for (int i = 0; i < RING; i++) fetch<norms>(a, k, stop);
     for (int i = 0; i < TAPS - 1; i++) {
         const int row = t0 - (TAPS - 1) + i;
         for (int v = 0; v < V; v++) k.h[i][v] = k.dx[i][v] = 0.0f;
@@ -191,7 +197,22 @@ static __device__ __forceinline__ void block_rows(float *to, const float *mine, 
     }
 }
 
-template <int lanes, int norms, int PER_SM>
+/* The same for partial sums that lie [n][C / V] in memory, so that neighbours write neighbours. */
+template <int n> static __device__ __forceinline__ void block_columns(float *to, const float *mine, int64_t C) {
+    const int across = (int)blockDim.x, all = (int)(C / V);
+    float *sums = (float *)shared_memory();
+    __syncthreads();
+    for (int i = 0; i < n; i++) sums[(threadIdx.y * n + i) * across + threadIdx.x] = mine[i];
+    __syncthreads();
+    for (int e = (int)(threadIdx.y * across + threadIdx.x); e < n * across; e += THREADS) {
+        const int x = (int)blockIdx.x * across + e % across;
+        float s = 0.0f;
+        for (int y = 0; y < (int)blockDim.y; y++) s += sums[y * n * across + e];
+        if (x < all) to[e / across * all + x] = s;
+    }
+}
+
+template <int lanes, int norms, int PER_SM, bool flat>
 static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_bwd(struct conv_norm a) {
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
@@ -207,25 +228,41 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_bwd(struct c
         k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f, k.dgamma[v] = 0.0f;
     }
     load_taps<V>(k.w, a.c.w, c);
-    if (t0 < k.t1) walk_back<lanes, norms>(a, k, t0, c);
+    if (flat) pdl_wait(), pdl_trigger();
+    if (t0 < k.t1) walk_back<lanes, norms, flat>(a, k, t0, c);
     copy_wait<0>();
     float trans[V * TAPS];
     for (int v = 0; v < V; v++)
         for (int i = 0; i < TAPS; i++) trans[v * TAPS + i] = k.dw[i][v];
-    block_rows<V * TAPS>(a.part + (int64_t)blockIdx.y * a.c.C * TAPS, trans, k.live, c * TAPS);
-    if (norms == 2) block_rows<V>(a.gamma_part + (int64_t)blockIdx.y * a.c.C, k.dgamma, k.live, c);
+    float *part = a.part + (int64_t)blockIdx.y * a.c.C * TAPS, *gamma_part = a.gamma_part + (int64_t)blockIdx.y * a.c.C;
+    if (flat) {
+        block_columns<V * TAPS>(part, trans, a.c.C);
+        if (norms == 2) block_columns<V>(gamma_part, k.dgamma, a.c.C);
+    } else {
+        block_rows<V * TAPS>(part, trans, k.live, c * TAPS);
+        if (norms == 2) block_rows<V>(gamma_part, k.dgamma, k.live, c);
+    }
 }
 
-/* out[i] += sum over p of part[p][i]: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps and of
- * gamma in one launch, gamma's blocks first: they have more to add. */
+/* The sum over p of part[p][i] for every i: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps
+ * and of gamma in one launch, gamma's blocks first: they have more to add. p counts blocks and, for gamma, their heads;
+ * i counts `width` threads, then the numbers of a thread, of which it has `each` in a row of out. */
 enum { WARPS = 32 };
 struct sums {
     float *out; /* NULL: not needed */
     const float *part;
-    int P, n, blocks;
+    int P, n, blocks, heads, width, apart, each;
+    int64_t stride;
 };
 static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) {
-    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0};
+    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0, 1, (int)n, 0, 1, n};
+    return s;
+}
+/* ... of block_columns, with `each` numbers of each of C / V threads, `width` of which belong to a head */
+static struct sums column_sums(float *out, const float *part, int64_t blocks, int64_t C, int each, int width) {
+    const int all = (int)(C / V), heads = all / width, n = width * each;
+    const struct sums s = {out, part, (int)blocks * heads, n, out ? (int)blocks_for(n, 32) : 0, heads, width,
+                           all, each, (int64_t)all * each};
     return s;
 }
 static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, struct sums b) {
@@ -237,27 +274,31 @@ static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, str
     float sum = 0.0f;
     pdl_wait(), pdl_trigger();
     if (i < s.n) { /* tested once: loads of several p are then in flight together */
+        const float *part = s.part + i / s.width * s.apart + i % s.width;
 #pragma unroll 8
-        for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
+        for (int p = warp; p < s.P; p += WARPS) sum += part[p / s.heads * s.stride + p % s.heads * s.width];
     }
     warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= s.n) return;
     for (int k = 1; k < WARPS; k++) sum += warp_sums[k][lane];
-    s.out[i] += sum;
+    s.out[i % s.width * s.each + i / s.width] += sum;
 }
 
-template <int lanes, int norms, int PER_SM>
+template <int lanes, int norms, int PER_SM, bool flat>
 static void run(struct hl_cuda *c, struct conv_norm a, float *dw, float *dgamma) {
     dim3 grid, block;
     conv_norm_shape(c, &a, PER_SM, &grid, &block);
     a.part = (float *)hl_cuda_scratch(c, grid.y * a.c.C * (TAPS + 1) * (int64_t)sizeof(float));
     if (!a.part) return;
     a.gamma_part = a.part + grid.y * a.c.C * TAPS;
-    launch(c, conv_norm_bwd<lanes, norms, PER_SM>, grid, block,
-           RING * (kind<norms>::ARRAYS * PLACE + (norms > 0 ? THREADS * 4 : 0)), a);
-    const struct sums taps = sums_of(dw, a.part, grid.y, a.c.C * TAPS),
-                      gamma = sums_of(dgamma, a.gamma_part, grid.y * a.heads, a.K);
+    const size_t shared = RING * (kind<norms>::ARRAYS * PLACE + (norms > 0 ? THREADS * 4 : 0));
+    if (hl_pointwise_design == 2) launch_pdl(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
+    else launch(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
+    const struct sums taps = flat ? column_sums(dw, a.part, grid.y, a.c.C, V * TAPS, (int)(a.c.C / V))
+                                  : sums_of(dw, a.part, grid.y, a.c.C * TAPS),
+                      gamma = flat ? column_sums(dgamma, a.gamma_part, grid.y, a.c.C, V, lanes)
+                                   : sums_of(dgamma, a.gamma_part, grid.y * a.heads, a.K);
     if (taps.blocks + gamma.blocks > 0)
         launch_pdl(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
 }
@@ -278,7 +319,12 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
         HL_OP(conv_backward)(backend, conv);
         return;
     }
-#define RUN(n) rms ? run<n, 2, 2>(c, a, conv->dw, rms->dw) : run<n, 1, 2>(c, a, conv->dw, NULL)
+    const bool flat = hl_pointwise_design > 0;
+    float *dgamma = rms ? rms->dw : NULL;
+#define RUN(n)                                                                                               \
+    rms    ? flat ? run<n, 2, 2, true>(c, a, conv->dw, dgamma) : run<n, 2, 2, false>(c, a, conv->dw, dgamma) \
+       : flat ? run<n, 1, 2, true>(c, a, conv->dw, dgamma)                                                   \
+           : run<n, 1, 2, false>(c, a, conv->dw, dgamma)
     BY_LANES(lanes, RUN)
 #undef RUN
 }
@@ -287,7 +333,7 @@ extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_con
     struct conv_norm a = {open_conv(conv)};
     if (hl_pointwise_design == 0 || !ring_takes(&a.c)) return false;
     a.dy = a.c.dy;
-    if (hl_pointwise_design == 1) run<4, 0, 3>(c, a, conv->dw, NULL);
-    else run<4, 0, 2>(c, a, conv->dw, NULL);
+    if (hl_pointwise_design == 1) run<4, 0, 3, true>(c, a, conv->dw, NULL);
+    else run<4, 0, 2, true>(c, a, conv->dw, NULL);
     return true;
 }

@@ -141,6 +141,7 @@ static __global__ void __launch_bounds__(BACK_THREADS, backward_blocks<N, ROWS, 
     const struct gate_kind kind = {a.z_sigmoid ? 0.0f : 1.0f};
     float dw[N][WIDE], w[WIDE], old[WIDE];
     for (int i = 0; i < N; i++) fill(dw[i], 0.0f);
+    pdl_wait(), pdl_trigger();
     if (N == 1 && lane * WIDE < D) load_w(w, a, lane * WIDE);
     for (int64_t m0 = (int64_t)blockIdx.x * GROUPS * ROWS; m0 < a.M; m0 += (int64_t)gridDim.x * GROUPS * ROWS) {
         uint4 x[ROWS][N], dy[ROWS][N], z[ROWS][N], before[ROWS][N];
