@@ -1,6 +1,7 @@
 /* convnorm_cuda.cu -- see convnorm_cuda.cuh: the forward pass. norms: 2, both; 1, the L2 norm; 0, none. RING: rows in
  * flight. */
 #include "ops/cuda_ops.cuh"
+#include "cuda/pdl.cuh"
 #include "ops/conv/conv_session_cuda.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
@@ -83,10 +84,17 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_fwd(struct c
     k.y = a.y + t0 * a.c.C + c, k.yt = norms == 2 ? a.yt + t0 * a.c.C + c : NULL;
     k.r = norms > 0 && k.live && threadIdx.x % lanes == 0 ? a.r + t0 * a.heads + c / a.K : NULL;
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
+    if (PAIRS > 1) {
+        load_taps<V>(k.w, a.c.w, c);
+        for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
+        pdl_wait(), pdl_trigger();
+    }
 #pragma unroll 1
     for (int i = 0; i < RING; i++) fetch<RING>(a, k);
-    load_taps<V>(k.w, a.c.w, c);
-    for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
+    if (PAIRS == 1) {
+        load_taps<V>(k.w, a.c.w, c);
+        for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
+    }
     for (int t = t0; t < k.t1;) {
         const int end = min(enter_segment<V, TAPS>(k.h, a.c, t, c), k.t1);
         while (t + PAIRS * PAIR <= end) {
@@ -102,9 +110,12 @@ template <int lanes, int norms, int RING, int PER_SM, int PAIRS>
 static void launch_ring(struct hl_cuda *c, const struct conv_norm *a) {
     dim3 grid, block;
     conv_norm_shape(c, a, PER_SM, &grid, &block);
-    launch(c, conv_norm_fwd<lanes, norms, RING, PER_SM, PAIRS>, grid, block, THREADS * RING * 16, *a);
+    if (PAIRS > 1)
+        launch_pdl(c, conv_norm_fwd<lanes, norms, RING, PER_SM, PAIRS>, grid, block, THREADS * RING * 16, *a);
+    else launch(c, conv_norm_fwd<lanes, norms, RING, PER_SM, PAIRS>, grid, block, THREADS * RING * 16, *a);
 }
-/* Design 1: eight rows in flight instead of four; 2: four rows per iteration as well, and more blocks without norms. */
+/* Design 1: eight rows in flight instead of four; 2: also four rows per iteration, a launch before the kernel before has
+ * ended, and more blocks if there are no norms. */
 template <int lanes, int norms> static void run(struct hl_cuda *c, const struct conv_norm *a) {
     if (hl_pointwise_design == 0) launch_ring<lanes, norms, 4, 4, 1>(c, a);
     else if (hl_pointwise_design == 1) launch_ring<lanes, norms, 8, 4, 1>(c, a);
