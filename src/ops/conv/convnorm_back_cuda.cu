@@ -199,16 +199,15 @@ static __device__ __forceinline__ void block_rows(float *to, const float *mine, 
 
 /* The same for partial sums that lie [n][C / V] in memory, so that neighbours write neighbours. */
 template <int n> static __device__ __forceinline__ void block_columns(float *to, const float *mine, int64_t C) {
-    const int across = (int)blockDim.x, all = (int)(C / V);
+    const int across = (int)blockDim.x, all = (int)(C / V), x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     float *sums = (float *)shared_memory();
     __syncthreads();
     for (int i = 0; i < n; i++) sums[(threadIdx.y * n + i) * across + threadIdx.x] = mine[i];
     __syncthreads();
-    for (int e = (int)(threadIdx.y * across + threadIdx.x); e < n * across; e += THREADS) {
-        const int x = (int)blockIdx.x * across + e % across;
+    for (int i = (int)threadIdx.y; x < all && i < n; i += (int)blockDim.y) {
         float s = 0.0f;
-        for (int y = 0; y < (int)blockDim.y; y++) s += sums[y * n * across + e];
-        if (x < all) to[e / across * all + x] = s;
+        for (int y = 0; y < (int)blockDim.y; y++) s += sums[(y * n + i) * across + threadIdx.x];
+        to[i * all + x] = s;
     }
 }
 
