@@ -46,6 +46,7 @@ for part in "$@"; do
         run 60 fp8 bench_fp8
         run 60 fp8_designs bench_fp8 designs
         run 60 lookup bench_lookup cuda 340m
+        run 60 pointwise bench_pointwise
         ;;
     hola)
         bench 60 train_46m --preset 46m --train-only --batch 32 --seq-len 2048
