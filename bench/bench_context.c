@@ -1,16 +1,20 @@
-/* bench_context.c -- time per token and memory of a session over the length of the context, 1k to 1M: HOLA beside
- * Transformer++, as JSON; and the figure of it.
+/* bench_context.c -- time per token and memory of a session over the length of the context, 1k to 1M, of several types
+ * of models, as JSON; and the figure or the table of it.
  *
- *     context BACKEND PRESET FILE.json [MOST]    measures up to MOST tokens of context (default: what fits)
- *     context draw FILE.json FILE.svg            draws what was measured
+ *     context BACKEND PRESET FILE.json [MOST [TYPE,TYPE...]]    measures up to MOST tokens of context (default: what
+ *                                                               fits); types: as in config.json, hola,transformer
+ *     context draw FILE.json... FILE.svg                        draws what was measured, the curves of all files
+ *     context table FILE.json...                                prints it in Markdown
  *
+ * PRESET: 46m, 340m, or the path of a config.json. FILE.json is written after each type.
  * A session is brought to a position without being fed: its pages are reserved and zeroed and the position is set. What
  * a token costs depends on how much there is to read and not on what it says. Past MOST, or past what fits, the time is
- * that of the last measured point plus the slope of the longest two; such points are marked as simulated. The memory is
- * exact everywhere: it follows from the pages. */
+ * that of the last measured point plus the slope of the longest two; such points are marked as simulated. Types whose
+ * sessions do not grow are measured everywhere. The memory is exact everywhere: it follows from the pages. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/clock.h"
 #include "core/json.h"
+#include "model/config.h"
 #include "model/session.h"
 #include "plot/context_plot.h"
 #include <stdio.h>
@@ -48,7 +52,10 @@ static hola_status measure(hola_model_type type, const char *backend, const char
     hola_config cfg;
     hola_model *m = NULL;
     hola_session *s = NULL;
-    hola_status st = hola_config_preset(&cfg, preset, type);
+    const bool file = strchr(preset, '/') != NULL;
+    hola_status st = file ? hola_config_read(&cfg, preset) : hola_config_preset(&cfg, preset, type);
+    if (st == HOLA_OK && file && cfg.model_type != type) hl_config_change_type(&cfg, type);
+    if (st == HOLA_OK) st = hola_config_check(&cfg);
     if (st == HOLA_OK) st = hola_model_new(&m, &cfg, 1, &(hola_options){.backend = backend});
     if (st == HOLA_OK) st = hola_session_new(&s, m);
     int32_t ids[FILL];
@@ -90,52 +97,112 @@ static hola_status write_json(const char *path, const char *title, const struct 
     return rc ? hl_fail(HOLA_EIO, "%s: cannot be written", path) : HOLA_OK;
 }
 
-static hola_status draw(const char *from, const char *to) {
-    struct hl_context_curve c[HL_CONTEXT_CURVES] = {{0}};
+/* Adds the curves of a file to c[*n...]; the names and the title stay in *root, which the caller frees. */
+static hola_status read_json(const char *path, struct hl_context_curve *c, int *n, const char **title, json_t **root) {
     json_error_t e;
-    json_t *root = json_load_file(from, 0, &e), *curves = json_object_get(root, "curves"), *point;
-    size_t n = json_array_size(curves), i;
-    if (!root || n < 1 || n > HL_CONTEXT_CURVES) {
-        json_decref(root);
-        return hl_fail(HOLA_EFORMAT, "%s: not a file of bench-context", from);
-    }
-    for (size_t k = 0; k < n; k++) {
-        c[k].name = json_string_value(json_object_get(json_array_get(curves, k), "name"));
-        json_array_foreach(json_object_get(json_array_get(curves, k), "points"), i, point) {
-            if (i == HL_CONTEXT_POINTS) break;
-            c[k].point[c[k].points++] =
-                (struct hl_context_point){.tokens = json_integer_value(json_object_get(point, "tokens")),
-                                          .bytes = json_integer_value(json_object_get(point, "session_bytes")),
-                                          .seconds = json_number_value(json_object_get(point, "seconds_per_token")),
-                                          .simulated = json_is_true(json_object_get(point, "simulated"))};
+    json_t *curves = json_object_get(*root = json_load_file(path, 0, &e), "curves"), *curve, *point;
+    size_t k, i;
+    *title = json_string_value(json_object_get(*root, "title"));
+    bool good = *title && json_array_size(curves) > 0 && *n + json_array_size(curves) <= HL_CONTEXT_CURVES;
+    if (good) json_array_foreach(curves, k, curve) {
+            struct hl_context_curve *to = &c[(*n)++];
+            *to = (struct hl_context_curve){.name = json_string_value(json_object_get(curve, "name"))};
+            json_array_foreach(json_object_get(curve, "points"), i, point) {
+                if (i == HL_CONTEXT_POINTS) break;
+                const struct hl_context_point p = {.tokens = json_integer_value(json_object_get(point, "tokens")),
+                                                   .bytes = json_integer_value(json_object_get(point, "session_bytes")),
+                                                   .seconds =
+                                                       json_number_value(json_object_get(point, "seconds_per_token")),
+                                                   .simulated = json_is_true(json_object_get(point, "simulated"))};
+                good = good && p.tokens > 0 && p.bytes > 0 && p.seconds > 0;
+                to->point[to->points++] = p;
+            }
+            good = good && to->name && to->points > 0;
+        }
+    return good ? HOLA_OK : hl_fail(HOLA_EFORMAT, "%s: not a file of bench-context, or too many curves", path);
+}
+
+/* Rows: every length that a curve has; a figure in brackets was not measured. */
+static void print_table(const struct hl_context_curve *c, int n, const char *title) {
+    printf("%s\n\n| context |", title);
+    for (int k = 0; k < n; k++) printf(" %s, ms | its session, MB |", c[k].name);
+    printf("\n|---|");
+    for (int k = 0; k < n; k++) printf("---|---|");
+    for (int64_t tokens = FIRST; tokens <= LAST; tokens *= 2) {
+        printf("\n| %lld |", (long long)tokens);
+        for (int k = 0; k < n; k++) {
+            const struct hl_context_point *p = NULL;
+            for (int i = 0; i < c[k].points; i++)
+                if (c[k].point[i].tokens == tokens) p = &c[k].point[i];
+            if (p)
+                printf(p->simulated ? " (%.3f) |" : " %.3f |", p->seconds * 1e3),
+                    printf(" %.1f |", (double)p->bytes * 1e-6);
+            else printf(" | |");
         }
     }
-    const char *title = json_string_value(json_object_get(root, "title"));
-    bool good = title != NULL;
-    for (size_t k = 0; k < n; k++) {
-        good = good && c[k].name && c[k].points > 0;
-        for (int j = 0; j < c[k].points; j++)
-            good = good && c[k].point[j].tokens > 0 && c[k].point[j].bytes > 0 && c[k].point[j].seconds > 0;
+    printf("\n");
+}
+
+/* to: the figure; NULL: the table is printed. */
+static hola_status show(char **from, int files, const char *to) {
+    struct hl_context_curve c[HL_CONTEXT_CURVES] = {{0}};
+    json_t *root[HL_CONTEXT_CURVES] = {0};
+    const char *title = NULL, *first = NULL;
+    int n = 0;
+    hola_status s =
+        files <= HL_CONTEXT_CURVES ? HOLA_OK : hl_fail(HOLA_EINVAL, "more than %d files", HL_CONTEXT_CURVES);
+    for (int i = 0; s == HOLA_OK && i < files; i++) {
+        s = read_json(from[i], c, &n, &title, &root[i]);
+        if (i == 0) first = title;
+        else if (s == HOLA_OK && strcmp(first, title) != 0)
+            s = hl_fail(HOLA_EINVAL, "%s is of %s, %s of %s", from[0], first, from[i], title);
     }
-    const hola_status s =
-        good ? hl_context_plot(to, title, c, (int)n) : hl_fail(HOLA_EFORMAT, "%s: not a file of bench-context", from);
-    json_decref(root);
+    if (s == HOLA_OK && to) s = hl_context_plot(to, first, c, n);
+    else if (s == HOLA_OK) print_table(c, n, first);
+    for (int i = 0; i < HL_CONTEXT_CURVES; i++) json_decref(root[i]);
+    return s;
+}
+
+/* The types of a list like "gla,kda"; text is cut into pieces. */
+static hola_status types_of(char *text, hola_model_type *type, int *n) {
+    *n = 0;
+    for (char *rest = text, *name; (name = strtok_r(rest, ",", &rest)); (*n)++) {
+        int t = 0;
+        while (t < HOLA_TYPE_COUNT && strcmp(name, hola_model_type_name((hola_model_type)t)) != 0) t++;
+        if (t == HOLA_TYPE_COUNT || *n == HL_CONTEXT_CURVES)
+            return hl_fail(HOLA_EINVAL, "%s: %s", name, t < HOLA_TYPE_COUNT ? "too many types" : "no such type");
+        type[*n] = (hola_model_type)t;
+    }
+    return *n > 0 ? HOLA_OK : hl_fail(HOLA_EINVAL, "no type is named");
+}
+
+static hola_status measure_all(const char *backend, const char *preset, const char *file, int64_t most, char *types) {
+    static const char *const names[HOLA_TYPE_COUNT] = {
+        "HOLA", "Gated DeltaNet", "DeltaNet", "Transformer++", "GLA", "GSA", "KDA"};
+    struct hl_context_curve c[HL_CONTEXT_CURVES] = {{0}};
+    hola_model_type type[HL_CONTEXT_CURVES];
+    char title[128];
+    int n = 0;
+    hola_status s = types_of(types, type, &n);
+    snprintf(title, sizeof title, "%s, %s", preset, backend);
+    for (int k = 0; s == HOLA_OK && k < n; k++) {
+        c[k].name = names[type[k]];
+        s = measure(type[k], backend, preset, most, &c[k]);
+        if (s == HOLA_OK) s = write_json(file, title, c, k + 1);
+    }
     return s;
 }
 
 int main(int argc, char **argv) {
-    struct hl_context_curve c[HL_CONTEXT_CURVES] = {{.name = "HOLA"}, {.name = "Transformer++"}};
+    char usual[] = "hola,transformer";
     hola_status s = HOLA_OK;
-    if (argc == 4 && !strcmp(argv[1], "draw")) s = draw(argv[2], argv[3]);
-    else if (argc == 4 || argc == 5) {
-        char title[128];
-        const int64_t most = argc == 5 ? atoll(argv[4]) : LAST;
-        snprintf(title, sizeof title, "%s, %s", argv[2], argv[1]);
-        s = measure(HOLA_TYPE_HOLA, argv[1], argv[2], most, &c[0]);
-        if (s == HOLA_OK) s = measure(HOLA_TYPE_TRANSFORMER, argv[1], argv[2], most, &c[1]);
-        if (s == HOLA_OK) s = write_json(argv[3], title, c, HL_CONTEXT_CURVES);
-    } else {
-        fprintf(stderr, "usage: context BACKEND PRESET FILE.json [MOST]\n       context draw FILE.json FILE.svg\n");
+    if (argc >= 4 && !strcmp(argv[1], "draw")) s = show(argv + 2, argc - 3, argv[argc - 1]);
+    else if (argc >= 3 && !strcmp(argv[1], "table")) s = show(argv + 2, argc - 2, NULL);
+    else if (argc >= 4 && argc <= 6)
+        s = measure_all(argv[1], argv[2], argv[3], argc > 4 ? atoll(argv[4]) : LAST, argc > 5 ? argv[5] : usual);
+    else {
+        fprintf(stderr, "usage: context BACKEND PRESET FILE.json [MOST [TYPE,TYPE...]]\n"
+                        "       context draw FILE.json... FILE.svg\n       context table FILE.json...\n");
         return 2;
     }
     if (s != HOLA_OK) fprintf(stderr, "%s\n", hola_last_error());

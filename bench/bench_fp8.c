@@ -4,9 +4,11 @@
  * Three products for each: out = x W^T, dx = dout W, dW = dout^T x (summed over the tokens, into floats). Medians of 20
  * runs; rates in TFLOP/s, and the quantisation of x or dout in GB/s of what it reads and writes.
  *
- *   bench_fp8 quantise [ROWSxCOLUMNS ...]      default: the matrices of a step of 340m
- * The quantisation alone, in every form, beside a copy of as many bytes. Each byte read or written counts once. Calls
- * follow each other without a gap, over three sets of arrays, so that none finds its numbers in the cache. */
+ *   bench_fp8 designs [TOKENS]      default: 65,536 of 46m, 32,768 of 340m
+ * Every design of every kind of kernel that makes codes (hl_fp8_maker), in the calls of a training step of 46m and of
+ * 340m: quantisation beside a copy of as many bytes, SwiGLU together with the products around it. Then what a step
+ * would gain, and which designs to take. Calls follow each other without a gap, quantisation over three sets of arrays,
+ * so that none finds its numbers in the cache. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench_op.h"
 #include "cuda/device.h"
@@ -49,19 +51,10 @@ static void layer(int64_t tokens, int64_t in, int64_t out) {
     product("dW", out, in, tokens, false);
 }
 
-/* ---- the quantisation ---- */
+/* ---- the designs ---- */
 
-enum { SETS = 3, CALLS = 12, ROUNDS = 9 };
-extern int hl_fp8_design;
+enum { SETS = 3, CALLS = 12, ROUNDS = 9, SOME = 1 << 22 };
 
-struct copy {
-    void *to, *from;
-    int64_t bytes;
-};
-static void copy(const void *a) {
-    const struct copy *k = a;
-    hl_copy(backend, k->to, k->from, k->bytes);
-}
 /* microseconds of f, over sets of arguments of `size` bytes; median */
 static double each(void (*f)(const void *), const void *sets, size_t size) {
     double t[ROUNDS];
@@ -71,122 +64,74 @@ static double each(void (*f)(const void *), const void *sets, size_t size) {
         const double seconds = hl_cuda_timer_stop(backend->device);
         if (r >= 0) t[r] = seconds * 1e6 / CALLS;
     }
+    if (hl_finish(backend) != HOLA_OK) fprintf(stderr, "%s\n", hola_last_error()), exit(1);
     qsort(t, ROUNDS, sizeof *t, bench_by_value);
     return t[ROUNDS / 2];
 }
+/* n activations, of which every SOME are the same: the host makes few. */
+static char *numbers(int64_t n) {
+    static char *some;
+    char *x = bench_acts(n);
+    if (!some) some = bench_fill(SOME, true, -1, 1), bench_arrays--; /* kept */
+    for (int64_t at = 0; at < n; at += SOME) hl_copy(backend, x + 2 * at, some, 2 * (n - at < SOME ? n - at : SOME));
+    return x;
+}
 
-static struct hl_fp8_quantise matrix[SETS];
-static void matrices(int64_t rows, int64_t cols, bool blocks) {
-    const int64_t n = rows * cols;
+struct copy {
+    void *to;
+    const void *from;
+    int64_t bytes;
+};
+static void copy(const void *a) {
+    const struct copy *k = a;
+    hl_copy(backend, k->to, k->from, k->bytes);
+}
+
+/* What a layer does `times`: the codes of [tokens][cols] in one form or both. */
+struct call {
+    enum hl_fp8_kind kind;
+    int64_t cols;
+    int times;
+};
+/* microseconds of every design; returns those of a copy of as many bytes */
+static double quantisation(int64_t tokens, const struct call *k, double us[HL_FP8_DESIGNS]) {
+    const int64_t n = tokens * k->cols, scales = 4 * hl_fp8_scales(false, tokens, k->cols),
+                  scales_t = 4 * hl_fp8_scales(false, k->cols, tokens);
+    struct hl_fp8_quantise q[SETS];
+    struct copy c[SETS];
+    int64_t bytes = 2 * n;
+    if (k->kind != HL_FP8_COLUMNS) bytes += n + scales;
+    if (k->kind != HL_FP8_ROWS) bytes += n + scales_t;
     for (int i = 0; i < SETS; i++) {
-        matrix[i] = (struct hl_fp8_quantise){.rows = rows, .cols = cols, .ld = cols, .blocks = blocks};
-        if (i == 0) matrix[i].x = bench_fill(n, true, -1, 1);
-        else {
-            void *x = bench_acts(n);
-            hl_copy(backend, x, matrix[0].x, 2 * n);
-            matrix[i].x = x;
-        }
-        matrix[i].codes = bench_alloc(2 * n, 1), matrix[i].codes_t = matrix[i].codes + n;
-        matrix[i].scale = bench_reals(hl_fp8_scales(blocks, rows, cols));
-        matrix[i].scale_t = bench_reals(hl_fp8_scales(blocks, cols, rows));
+        q[i] = (struct hl_fp8_quantise){.rows = tokens, .cols = k->cols, .ld = k->cols, .x = numbers(n)};
+        uint8_t *codes = bench_alloc(2 * n, 1);
+        if (k->kind != HL_FP8_COLUMNS) q[i].codes = codes, q[i].scale = bench_alloc(scales, 1);
+        if (k->kind != HL_FP8_ROWS) q[i].codes_t = codes + n, q[i].scale_t = bench_alloc(scales_t, 1);
+        c[i] = (struct copy){codes, q[i].x, bytes / 2 < 2 * n ? bytes / 2 : 2 * n};
     }
-}
-static void forms(int64_t rows, int64_t cols, bool blocks) {
-    static const char *const name[] = {"", "rows", "columns", "both"};
-    const int64_t n = rows * cols;
-    matrices(rows, cols, blocks);
-    for (int form = blocks ? 3 : 1; form <= 3; form++) {
-        struct hl_fp8_quantise q[SETS];
-        struct copy c[SETS];
-        int64_t bytes = 2 * n;
-        if (form & 1) bytes += n + 4 * hl_fp8_scales(blocks, rows, cols);
-        if (form & 2) bytes += n + 4 * hl_fp8_scales(blocks, cols, rows);
-        for (int i = 0; i < SETS; i++) {
-            q[i] = matrix[i];
-            if (!(form & 1)) q[i].codes = NULL, q[i].scale = NULL;
-            if (!(form & 2)) q[i].codes_t = NULL, q[i].scale_t = NULL;
-            c[i] =
-                (struct copy){matrix[i].codes, (void *)(uintptr_t)matrix[i].x, bytes / 2 < 2 * n ? bytes / 2 : 2 * n};
-        }
-        const double limit = each(copy, c, sizeof *c);
-        printf("%-7s %6lld x %5lld, %5.0f MB: copy %6.1f us (%.2f TB/s)", blocks ? "weights" : name[form],
-               (long long)rows, (long long)cols, (double)bytes * 1e-6, limit, 2e-6 * (double)c[0].bytes / limit);
-        for (hl_fp8_design = 0; hl_fp8_design < (blocks ? 1 : 4); hl_fp8_design++) {
-            const double us = each(quantise, q, sizeof *q);
-            printf("; %6.1f us (%.2f TB/s, %3.0f%%)", us, 1e-6 * (double)bytes / us, 100 * limit / us);
-        }
-        hl_fp8_design = 0;
-        printf("\n");
-    }
+    struct hl_fp8_maker *m = &hl_fp8_maker[k->kind];
+    const int taken = m->taken;
+    const double limit = each(copy, c, sizeof *c);
+    for (m->taken = 0; m->design[m->taken]; m->taken++) us[m->taken] = each(quantise, q, sizeof *q);
+    m->taken = taken;
     bench_release();
+    return limit;
 }
 
-/* Rows quantised, then multiplied: what quantisation adds to the product's time, of which the codes may be in the cache
- * and their writes may still be on the way. */
-static struct hl_gemm after[SETS];
-static void multiply_only(const void *a) {
-    hl_cuda_gemm(backend->device, &after[(const struct hl_fp8_quantise *)a - matrix]);
-}
-static void quantise_and_multiply(const void *a) {
-    quantise(a);
-    multiply_only(a);
-}
-static void then_product(int64_t tokens, int64_t in, int64_t out) {
-    const struct hl_fp8_quantise w = operand(out, in, true);
-    matrices(tokens, in, false);
-    void *C = bench_acts(tokens * out);
-    for (int i = 0; i < SETS; i++) {
-        matrix[i].codes_t = NULL, matrix[i].scale_t = NULL;
-        after[i] = (struct hl_gemm){.M = tokens, .N = out, .K = in, .b_trans = true, .lda = in, .ldb = in, .ldc = out};
-        after[i].alpha = 1, after[i].in = after[i].out = HOLA_BF16, after[i].C = C;
-        after[i].A = matrix[i].codes, after[i].a_scale = matrix[i].scale;
-        after[i].B = w.codes, after[i].b_scale = w.scale, after[i].b_blocks = true;
-        quantise(&matrix[i]);
-    }
-    if (hl_cuda_gemm_has(backend->device, &after[0])) {
-        const double alone = each(multiply_only, matrix, sizeof *matrix);
-        printf("rows, then product %lld x %lld x %lld: %.1f us; with quantisation more by", (long long)tokens,
-               (long long)out, (long long)in, alone);
-        for (hl_fp8_design = 0; hl_fp8_design < 4; hl_fp8_design++)
-            printf(" %.1f", each(quantise_and_multiply, matrix, sizeof *matrix) - alone);
-        hl_fp8_design = 0;
-        printf(" us\n");
-    }
-    bench_release();
-}
-
-/* SwiGLU and the layers around it, in two ops and in one; of the layer behind it both passes. */
+/* SwiGLU and the layers around it; of the layer behind it both passes. */
 struct mlp {
     struct hl_gate_up in;
     struct hl_down down;
 };
-static void gradients_apart(const void *a) {
-    const struct mlp *m = a;
-    backend->ops.swiglu_backward(backend, &m->in.swiglu);
-    backend->ops.linear_backward(backend, &m->in.linear);
-}
-static void gradients_together(const void *a) { backend->ops.gate_up_backward(backend, &((const struct mlp *)a)->in); }
-static void down_apart(const void *a) {
-    const struct mlp *m = a;
-    backend->ops.swiglu_forward(backend, &m->down.swiglu);
-    backend->ops.linear_forward(backend, &m->down.linear);
-    backend->ops.linear_backward(backend, &m->down.linear);
-}
-static void down_together(const void *a) {
+static void gate_up(const void *a) { backend->ops.gate_up_backward(backend, &((const struct mlp *)a)->in); }
+static void down(const void *a) {
     const struct mlp *m = a;
     backend->ops.down_forward(backend, &m->down);
     backend->ops.down_backward(backend, &m->down);
 }
-static void report(const char *what, const struct mlp *m, void (*two)(const void *), void (*one)(const void *),
-                   double bytes) {
-    printf("%s: in two ops %.1f us, in one", what, each(two, m, 0));
-    for (hl_fp8_design = 0; hl_fp8_design < 2; hl_fp8_design++) printf(" %.1f", each(one, m, 0));
-    hl_fp8_design = 0;
-    printf("; the bytes saved at 4.27 TB/s: %.1f us\n", bytes / 4.27e6);
-}
 static struct hl_linear_part fp8_part(const char *W, int64_t rows, int64_t cols, void *out, const void *dout,
                                       real *dW) {
-    return (struct hl_linear_part){.W = {.data = (void *)(uintptr_t)W,
+    return (struct hl_linear_part){.W = {.data = W,
                                          .layout = HL_ROWS,
                                          .dtype = HOLA_BF16,
                                          .rows = rows,
@@ -196,12 +141,10 @@ static struct hl_linear_part fp8_part(const char *W, int64_t rows, int64_t cols,
                                    .dout = dout,
                                    .dW = dW};
 }
-static void swiglu_and_layers(int64_t tokens, int64_t K, int64_t D) {
-    const int64_t ld = 2 * D, size = backend->act_size;
-    char *pair = bench_fill(tokens * ld, true, -1, 1), *gradient = bench_acts(tokens * ld);
-    char *W = bench_fill(ld * K, true, -1, 1);
-    void *x = bench_fill(tokens * K, true, -1, 1), *dx = bench_acts(tokens * K), *y = bench_acts(tokens * D);
-    void *dy = bench_fill(tokens * D, true, -1, 1);
+static void swiglu_and_layers(int64_t tokens, int64_t K, const struct call *k, double us[HL_FP8_DESIGNS]) {
+    const int64_t D = k->cols, ld = 2 * D, size = backend->act_size;
+    char *pair = numbers(tokens * ld), *gradient = bench_acts(tokens * ld), *W = numbers(ld * K);
+    void *x = numbers(tokens * K), *dx = bench_acts(tokens * K), *y = bench_acts(tokens * D), *dy = numbers(tokens * D);
     real *dW = bench_reals(ld * K);
     struct mlp m = {.in = {.swiglu = {.M = tokens, .D = D, .ld = ld, .gate = pair, .up = pair + D * size, .y = y},
                            .linear = {.M = tokens, .K = K, .x = x, .dx = dx, .ld = ld, .n = 2}}};
@@ -212,30 +155,85 @@ static void swiglu_and_layers(int64_t tokens, int64_t K, int64_t D) {
     m.down.linear = (struct hl_linear){.M = tokens, .K = D, .x = y, .dx = gradient, .n = 1};
     m.down.linear.part[0] = fp8_part(W, K, D, dx, x, dW);
     hl_zero(backend, dW, ld * K * (int64_t)sizeof *dW);
-    printf("SwiGLU and its layers, %lld x %lld x %lld\n", (long long)tokens, (long long)K, (long long)D);
-    report("  gradients, and those of the layer before it", &m, gradients_apart, gradients_together,
-           8.0 * (double)(tokens * D));
-    report("  forward, and both passes of the layer behind it", &m, down_apart, down_together,
-           6.0 * (double)(tokens * D));
+    backend->fp8->stale(backend); /* another weight may have been here */
+    struct hl_fp8_maker *of = &hl_fp8_maker[k->kind];
+    const int taken = of->taken;
+    for (of->taken = 0; of->design[of->taken]; of->taken++)
+        us[of->taken] = each(k->kind == HL_FP8_SWIGLU ? down : gate_up, &m, 0);
+    of->taken = taken;
     bench_release();
 }
 
-static int all_forms(int argc, char **argv) {
-    static const int64_t weights[][2] = {{3072, 1024}, {1024, 1024}, {5632, 1024}, {1024, 2816}};
-    static const int64_t usual[] = {1024, 2816, 3072, 5632};
-    for (int i = 2; i < argc; i++) {
-        long long n[2];
-        if (sscanf(argv[i], "%lldx%lld", &n[0], &n[1]) != 2)
-            return fprintf(stderr, "%s: '%s' is not like 32768x1024\n", argv[0], argv[i]), 2;
-        forms(n[0], n[1], false);
+/* ms of a step that every kind takes in every design */
+struct step {
+    double ms[HL_FP8_KINDS][HL_FP8_DESIGNS];
+};
+static int best_of(const struct hl_fp8_maker *m, const double ms[HL_FP8_DESIGNS]) {
+    int best = m->taken; /* another one only if it is faster by more than the noise */
+    for (int d = 0; m->design[d]; d++)
+        if (ms[d] < 0.99 * ms[m->taken] && ms[d] < ms[best]) best = d;
+    return best;
+}
+static struct step step_of(const char *preset, int64_t tokens) {
+    hola_config c;
+    struct step step = {0};
+    double saved = 0;
+    if (hola_config_preset(&c, preset, HOLA_TYPE_HOLA) != HOLA_OK) exit(1);
+    const int64_t H = c.hidden_size, qkv = 2 * c.num_heads * c.head_dim + c.num_v_heads * c.head_v_dim;
+    const struct call calls[] = {{HL_FP8_ROWS, H, 3},
+                                 {HL_FP8_COLUMNS, H, 3},
+                                 {HL_FP8_BOTH, qkv, 1},
+                                 {HL_FP8_BOTH, H, 2},
+                                 {HL_FP8_SWIGLU, c.intermediate_size, 1},
+                                 {HL_FP8_SWIGLU_BACK, c.intermediate_size, 1}};
+    printf("%s, %lld tokens: microseconds of a call; * is taken\n", preset, (long long)tokens);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const struct call *k = &calls[i];
+        const struct hl_fp8_maker *m = &hl_fp8_maker[k->kind];
+        double us[HL_FP8_DESIGNS], limit = 0;
+        if (k->kind < HL_FP8_SWIGLU) limit = quantisation(tokens, k, us);
+        else swiglu_and_layers(tokens, H, k, us);
+        printf("  %-18s %5lld, %d in a layer:", m->name, (long long)k->cols, k->times);
+        if (limit > 0) printf(" a copy %.1f;", limit);
+        for (int d = 0; m->design[d]; d++) {
+            step.ms[k->kind][d] += 1e-3 * us[d] * k->times * (double)c.num_hidden_layers;
+            printf("%s %s%s %.1f", d > 0 ? "," : "", m->design[d], d == m->taken ? "*" : "", us[d]);
+            if (limit > 0) printf(" (%.0f%%)", 100 * limit / us[d]);
+        }
+        const int best = best_of(m, us);
+        printf("; best: %s\n", m->design[best]);
     }
-    if (argc > 2) return 0;
-    printf("designs: rows: 4 rows, read once, 8 rows, tiles; others: 8 rows, read once, 4 rows, ahead\n");
-    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) forms(32768, usual[i], false);
-    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) forms(weights[i][0], weights[i][1], true);
-    then_product(32768, 1024, 3072);
-    then_product(32768, 2816, 1024);
-    swiglu_and_layers(32768, 1024, 2816);
+    for (int kind = 0; kind < HL_FP8_KINDS; kind++) {
+        const struct hl_fp8_maker *m = &hl_fp8_maker[kind];
+        const double *ms = step.ms[kind];
+        const int best = best_of(m, ms);
+        saved += ms[m->taken] - ms[best];
+        printf("  a step: %s, %s*: %.2f ms", m->name, m->design[m->taken], ms[m->taken]);
+        if (best != m->taken) printf("; %s: %.2f ms less", m->design[best], ms[m->taken] - ms[best]);
+        if (kind >= HL_FP8_SWIGLU) printf("; with the products; apart: %.2f ms", ms[HL_FP8_APART]);
+        printf("\n");
+    }
+    printf("  a step of %s would gain %.2f ms with the best of every kind\n", preset, saved);
+    return step;
+}
+
+static int designs(int argc, char **argv) {
+    const int64_t tokens = argc > 2 ? atoll(argv[2]) : 0;
+    if (argc > 2 && (tokens < HL_FP8_ALIGN || tokens % HL_FP8_ALIGN))
+        return fprintf(stderr, "%s: '%s' is not a multiple of %d\n", argv[0], argv[2], (int)HL_FP8_ALIGN), 2;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    const struct step a = step_of("46m", tokens ? tokens : 65536), b = step_of("340m", tokens ? tokens : 32768);
+    printf("to take, by both together (hl_fp8_maker, src/cuda/fp8.c):\n");
+    for (int kind = 0; kind < HL_FP8_KINDS; kind++) {
+        const struct hl_fp8_maker *m = &hl_fp8_maker[kind];
+        const int t = m->taken;
+        double both[HL_FP8_DESIGNS];
+        for (int d = 0; m->design[d]; d++) both[d] = a.ms[kind][d] / a.ms[kind][t] + b.ms[kind][d] / b.ms[kind][t];
+        const int best = best_of(m, both);
+        printf("  %s: %d (%s)%s; a step of 46m %+.2f ms, of 340m %+.2f ms\n", m->name, best, m->design[best],
+               best == t ? ", as now" : "", a.ms[kind][best] - a.ms[kind][t], b.ms[kind][best] - b.ms[kind][t]);
+    }
+    hl_backend_close(backend);
     return 0;
 }
 
@@ -245,7 +243,7 @@ int main(int argc, char **argv) {
     if (hl_backend_open(&backend, "cuda", 0) != HOLA_OK || !backend->fp8 ||
         backend->fp8->open(backend, &(struct hl_fp8_sizes){0}) != HOLA_OK)
         return fprintf(stderr, "%s: %s\n", argv[0], hola_last_error()), 1;
-    if (argc > 1 && !strcmp(argv[1], "quantise")) return all_forms(argc, argv);
+    if (argc > 1 && !strcmp(argv[1], "designs")) return designs(argc, argv);
     for (int i = 1; i < argc; i++) {
         long long n[3];
         if (sscanf(argv[i], "%lldx%lldx%lld", &n[0], &n[1], &n[2]) != 3)

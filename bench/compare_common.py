@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import pathlib
@@ -74,11 +75,10 @@ def find_program(given: Optional[str]) -> str:
     return "hola"
 
 
-def why_no_fla() -> str:
+def why_no_fla(module: str = "fla.layers") -> str:
     """"": it can be imported."""
     try:
-        import fla  # noqa: F401
-        import fla.layers  # noqa: F401
+        importlib.import_module(module)
     except Exception as error:  # whatever its import raises, Triton's errors too
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     return ""

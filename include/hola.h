@@ -417,9 +417,9 @@ typedef struct hola_generate_opts { /* zero means default */
  * are fed, including the last, so that the next call continues where this one ended; after EOS, feed something first. n
  * (may be NULL): tokens reported. end (may be NULL): why it ended.
  * Look-up drafting: if the last ids occurred before, in the last HOLA_RECENT ids of the session, in the generated text
- * or in `source`, the ids that followed them there become a draft, and one pass checks up to HOLA_STEPS tokens. The
- * text is the same as without drafts, bit for bit on a CPU, and faster where it repeats itself. During on_token the
- * session's position may differ. Not available with keep_logits. On a GPU it is off unless lookup is positive. */
+ * or in `source`, the ids that followed them there become a draft, and one pass checks several tokens. The text is the
+ * same as without drafts, on a CPU bit for bit, and faster where it repeats itself. During on_token the session's
+ * position may differ. Not available with keep_logits. On a GPU it is off unless lookup is positive. */
 HOLA_API hola_status hola_generate(hola_session *s, const hola_tokenizer *t, const hola_generate_opts *opt, int64_t *n,
                                    hola_end *end);
 

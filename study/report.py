@@ -92,7 +92,7 @@ KIND_NAMES = {"copy_256": "the pair of tokens stood within the last 256", "copy_
 
 
 def kind_table(study, old="b-gdn", new="b-hola"):
-    """Loss by kind of token, and the paired difference over documents."""
+    """Loss by kind of token without and with the exact memory, and the paired difference over documents."""
     found = [[r.data["measures"] for r in study.family(n) if r.data.get("measures", {}).get("documents")] for n in (old, new)]
     if not all(found):
         return NOT_YET.capitalize() + "."
@@ -111,6 +111,15 @@ def kind_table(study, old="b-gdn", new="b-hola"):
             gain = f"{p.mean:.4f}" + (f" ± {p.error:.4f}" if p.error is not None else "")
             out.append(f"| {KIND_NAMES[kind]} | {where} | {sum(count):.0f} | {x:.4f} | {y:.4f} | {gain} |")
     return "\n".join(out)
+
+
+def added_kinds(study):
+    """The same for the longest training that a finished model had both without and with a memory."""
+    for steps in (800, 400, 200, 100, 50):
+        old, new = f"m-gdn-{steps}", f"m-all-{steps}"
+        if study.family(old) and study.family(new):
+            return f"Loss by kind of token after {steps} steps, as above:\n\n" + kind_table(study, old, new)
+    return ""
 
 
 def memory_table(study, rows):
@@ -203,8 +212,9 @@ def fill(study, drawn):
         "claims": claim_table(study), "language": table(study, B + C, language + cmp.EXTRACTION),
         "commonsense": table(study, B + C, cmp.SIX + cmp.OTHER), "probes": table(study, B + C, probes),
         "depths": table(study, B + C, cmp.DEPTH), "ruler": ruler, "recipe": table(study, PAPER, language + probes),
-        "sweep": sweep_table(study), "fade": fade_table(study), "kinds": kind_table(study),
-        "memory": memory_table(study, B[1:] + [("HOLA as INT8, WikiText", "int8-b-hola")] + [("HOLA, 250M tokens", "d-hola")] + listed("x-")),
+        "sweep": sweep_table(study), "fade": fade_table(study), "kinds": kind_table(study), "added_kinds": added_kinds(study),
+        "memory": memory_table(study, B[1:] + [("HOLA as INT8, WikiText", "int8-b-hola")] + [("HOLA, 250M tokens", "d-hola")]
+                               + listed("x-") + listed("m-all-")),
         "ablations": table(study, D, small), "scale": table(study, E, language + probes), "why": table(study, x_rows, small),
         "added": table(study, [("GDN, 500M tokens", "b-gdn-s1")] + listed("m-"), small), "release": release_table(study),
         "published": table(study, listed("p-"), language + probes) + "\n\n" + published_table(study), "runs": runs_table(study),

@@ -2,8 +2,8 @@
 # run.sh [--for SECONDS] NAME...: the experiments of runs.json with these names, one after the other. Each one trains a
 # model, evaluates it and writes OUT/NAME.json. Stopped at any point, the same command goes on from there; what is finished
 # is left alone. --for stops by itself when the time is over (allow half a minute for the last checkpoint), leaves what the
-# run at hand has as OUT/partial-NAME.json, and passes over runs that fail. @tries, @seeds and @ablations are lists of
-# runs.json, most important first: on a machine that is lent for ten minutes at a time,
+# run at hand has as OUT/partial-NAME.json, and passes over runs that fail. @tries, @seeds, @ablations and @added are lists
+# of runs.json, most important first: on a machine that is lent for ten minutes at a time,
 #     study/run.sh --for 540 @tries
 #
 #   HOLA   the program            (default: ./hola of this repository)

@@ -8,7 +8,6 @@
 #include "model/model.h"
 
 extern int hl_emu_no_fp8 __attribute__((weak)); /* the emulated library lacks these products */
-extern int hl_fp8_design;
 
 static const struct hl_ops *ref;
 static int setup(void **state) {
@@ -108,15 +107,37 @@ static real *numbers(const struct dev *d, int64_t rows, int64_t cols, int64_t ld
     return x;
 }
 
+static void quantises_as_wanted(const struct dev *d, struct hl_fp8_quantise q, int which, uint64_t seed, bool finite) {
+    real *x = numbers(d, q.rows, q.cols, q.ld, seed, finite);
+    struct forms want = wanted(d, x, q), got = made(d, x, q, which);
+    struct hl_fp8_quantise other = q;
+    other.blocks = !q.blocks;
+    if (different(&got, &want, which))
+        fail_msg("%s: %d x %d, design %d: %d numbers differ", d->ops->name, (int)q.rows, (int)q.cols,
+                 hl_fp8_maker[HL_FP8_BOTH].taken, (int)different(&got, &want, which));
+    if (!(which & 1)) assert_true(untouched(got.codes, got.n) && untouched(got.scale, 4 * got.scales));
+    if (!(which & 2)) assert_true(untouched(got.codes_t, got.n) && untouched(got.scale_t, 4 * got.scales_t));
+    struct forms wrong = made(d, x, other, 3); /* another kind of blocks shows */
+    wrong.scales = wrong.scales_t = 0;
+    assert_true(different(&wrong, &want, 3) > 0);
+    got.codes[got.n - 1] ^= 1, got.codes_t[0] ^= 1; /* and so does one wrong code */
+    assert_true(different(&got, &want, which) > 0);
+    forms_free(&want), forms_free(&got), forms_free(&wrong);
+    free(x);
+}
 static void quantises_to_the_bit(void **state) {
     static const struct {
         int64_t rows, cols, ld;
     } shapes[] = {{16, 16, 16},     {128, 128, 128}, {144, 272, 320}, {272, 48, 48},
                   {32, 1040, 1040}, {400, 144, 192}, {656, 400, 400}};
+    int taken[HL_FP8_KINDS];
     (void)state;
+    for (int i = 0; i < HL_FP8_KINDS; i++) taken[i] = hl_fp8_maker[i].taken;
     for (int f32 = 0; f32 < 2; f32++) {
         struct dev d = fp8_open(f32, &any_size);
-        for (hl_fp8_design = 0; hl_fp8_design < (f32 ? 1 : 4); hl_fp8_design++)
+        for (int design = 0; design < (f32 ? 1 : HL_FP8_DESIGNS); design++) {
+            for (int i = HL_FP8_ROWS; i <= HL_FP8_BOTH; i++)
+                if (hl_fp8_maker[i].design[design]) hl_fp8_maker[i].taken = design;
             for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
                 for (int v = 0; v < 12; v++) {
                     const struct hl_fp8_quantise q = {.rows = shapes[k].rows,
@@ -124,27 +145,12 @@ static void quantises_to_the_bit(void **state) {
                                                       .ld = shapes[k].ld,
                                                       .format = v & 1 ? HL_E5M2 : HL_E4M3,
                                                       .blocks = v & 2};
-                    const int which = 1 + v / 4;
-                    real *x = numbers(&d, q.rows, q.cols, q.ld, 100 * k + (uint64_t)v, v % 3 > 0);
-                    struct forms want = wanted(&d, x, q), got = made(&d, x, q, which);
-                    struct hl_fp8_quantise other = q;
-                    other.blocks = !q.blocks;
-                    if (different(&got, &want, which))
-                        fail_msg("%s: %d x %d, variant %d: %d numbers differ", d.ops->name, (int)q.rows, (int)q.cols, v,
-                                 (int)different(&got, &want, which));
-                    if (!(which & 1)) assert_true(untouched(got.codes, got.n) && untouched(got.scale, 4 * got.scales));
-                    if (!(which & 2))
-                        assert_true(untouched(got.codes_t, got.n) && untouched(got.scale_t, 4 * got.scales_t));
-                    struct forms wrong = made(&d, x, other, 3); /* another kind of blocks shows */
-                    wrong.scales = wrong.scales_t = 0;
-                    assert_true(different(&wrong, &want, 3) > 0);
-                    got.codes[got.n - 1] ^= 1, got.codes_t[0] ^= 1; /* and so does one wrong code */
-                    assert_true(different(&got, &want, which) > 0);
-                    forms_free(&want), forms_free(&got), forms_free(&wrong);
-                    free(x);
+                    quantises_as_wanted(&d, q, 1 + v / 4, 100 * k + (uint64_t)v, v % 3 > 0);
                 }
+        }
         dev_close(&d);
     }
+    for (int i = 0; i < HL_FP8_KINDS; i++) hl_fp8_maker[i].taken = taken[i];
 }
 
 /* ---- products ---- */
@@ -448,6 +454,13 @@ static void say_unless_forgotten(struct hl_backend *b) {
     if (!forget_to_say) say(b);
 }
 
+static bool kept_nowhere; /* with --recompute: SwiGLU's output */
+static void (*down)(struct hl_backend *, const struct hl_down *);
+static void down_watched(struct hl_backend *b, const struct hl_down *a) {
+    assert_int_equal(a->recompute, kept_nowhere);
+    down(b, a);
+}
+
 enum { STEPS = 4, TOKENS = 160 };
 struct how {
     const char *backend;
@@ -475,6 +488,8 @@ static void train(const struct how *h, double losses[STEPS]) {
     say = products.stale, forget_to_say = h->forget;
     products.stale = say_unless_forgotten;
     m->backend->fp8 = &products;
+    kept_nowhere = h->recompute, down = m->backend->ops.down_forward;
+    if (down) m->backend->ops.down_forward = down_watched;
     CHECK_OK(hola_trainer_new(&t, m, &opt));
     for (int k = 0; k < STEPS; k++) {
         losses[k] = 0;

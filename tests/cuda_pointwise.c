@@ -65,22 +65,32 @@ static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_
     pw_free(&want), pw_free(&got), pw_free(&again);
 }
 
+extern int hl_emu_sms __attribute__((weak)); /* the emulated device's multiprocessors */
+enum { DESIGNS = 3 };
+/* The designs whose blocks iterate run on one multiprocessor, so that they do so here as well. */
 static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t *Ds, int shapes) {
+    const int usual = hl_pointwise_design, sms = &hl_emu_sms ? hl_emu_sms : 0;
     worst_seen[0] = worst_seen[1] = 0;
-    for (int f = 0; f < 2; f++) {
-        struct dev d = dev_open(f);
+    for (int f = 0; f < 2 * DESIGNS; f++) {
+        hl_pointwise_design = f / 2;
+        if (sms) hl_emu_sms = hl_pointwise_design > 0 ? 1 : sms;
+        struct dev d = dev_open(f % 2);
         for (int i = 0; i < shapes; i++)
             for (int v = 0; v < k->variants; v++)
                 if (!dev_slow(&d) || Ms[i] * Ds[i] <= (dev_least() ? 6000 : 40000)) compare(&d, k, Ms[i], Ds[i], v);
         dev_close(&d);
     }
+    hl_pointwise_design = usual;
+    if (sms) hl_emu_sms = sms;
     print_message("%s: %.2g away with bf16, %.2g with float\n", k->name, worst_seen[0], worst_seen[1]);
 }
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 static void test_rmsnorm(void **state) {
-    static const int64_t Ms[] = {1, 7, 33, 64, 300, 2, 9, 5, 3, 40, 20, 5, 2, 1500, 0, 2000, 5000};
-    static const int64_t Ds[] = {16, 24, 64, 80, 100, 128, 256, 512, 1024, 1, 200, 2048, 4100, 16, 16, 1024, 128};
+    static const int64_t Ms[] = {1,  7,  33,   64, 300,  2,    9,   5,   3,  40, 20,   5,   2,
+                                 70, 37, 1500, 19, 1031, 1201, 257, 141, 77, 0,  2000, 5000};
+    static const int64_t Ds[] = {16,  24,   64, 80,   100, 128, 256, 512, 1024, 1,  200,  2048, 4100,
+                                 512, 1024, 16, 2048, 32,  32,  128, 264, 520,  16, 1024, 128};
     (void)state;
     all_variants(&kind_rms, Ms, Ds, COUNT(Ms));
 }
@@ -199,8 +209,8 @@ static void test_swiglu_rows(void **state) {
     }
 }
 static void test_conv(void **state) {
-    static const int64_t Ms[] = {1, 3, 31, 32, 33, 64, 150, 150, 70, 0, 300, 100};
-    static const int64_t Ds[] = {16, 24, 64, 100, 40, 16, 24, 17, 300, 16, 264, 1032};
+    static const int64_t Ms[] = {1, 3, 31, 32, 33, 64, 150, 150, 70, 0, 35, 19, 301, 300, 100};
+    static const int64_t Ds[] = {16, 24, 64, 100, 40, 16, 24, 17, 300, 16, 1024, 2048, 128, 264, 1032};
     (void)state;
     all_variants(&kind_conv, Ms, Ds, COUNT(Ms));
 }

@@ -333,7 +333,7 @@ static void wrong_options(void **state) {
 
 static void drafts(void **state) {
     struct hl_lookup l;
-    int32_t draft[8];
+    int32_t draft[8], many[30];
     (void)state;
     CHECK_OK(hl_lookup_new(&l, 3));
     assert_int_equal(hl_lookup_draft(&l, draft, 7), 0);
@@ -360,6 +360,29 @@ static void drafts(void **state) {
     CHECK_OK(hl_lookup_source(&l, (const int32_t[]){7, 8, 1, 2, 30, 9, 1, 2, 40, 5, 7, 8, 1}, 13));
     CHECK_OK(hl_lookup_add(&l, 2));
     assert_true(l.len == 4 && l.id[l.from] == 30);
+    hl_lookup_free(&l);
+    /* a copy goes on behind one id that differs, but not behind two */
+    CHECK_OK(hl_lookup_new(&l, 3));
+    for (int i = 0; i < 20; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    for (int i = 0; i < 5; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    CHECK_OK(hl_lookup_add(&l, 7)); /* for 105 */
+    assert_true(l.from == 6 && l.len == 0);
+    for (int i = 6; i < 9; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    assert_true(l.from == 9 && l.len == 3);
+    CHECK_OK(hl_lookup_add(&l, 8));
+    assert_int_equal(l.from, 10);
+    CHECK_OK(hl_lookup_add(&l, 8));
+    assert_int_equal(l.from, -1);
+    hl_lookup_free(&l);
+    /* where a pass costs as much as many steps, only long copies pay */
+    CHECK_OK(hl_lookup_new(&l, 3));
+    l.cost = (struct hl_draft_cost){.pass = 6, .wrong = 0.2, .pass_alone = 5};
+    for (int i = 0; i < 40; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    for (int i = 0; i < 12; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    assert_int_equal(hl_lookup_draft(&l, many, 30), 0);
+    for (int i = 12; i < 30; i++) CHECK_OK(hl_lookup_add(&l, 100 + i));
+    assert_int_equal(hl_lookup_draft(&l, many, 30), 30);
+    assert_int_equal(hl_lookup_draft(&l, many, 4), 0); /* no room for a draft that pays */
     hl_lookup_free(&l);
     /* more than there is room for at first */
     CHECK_OK(hl_lookup_new(&l, 3));

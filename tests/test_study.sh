@@ -59,6 +59,24 @@ r = json.load(open(sys.argv[1]))
 assert r["config"]["cache_gate_token"] and r["config"]["cache_redundancy"] == 0.5 and r["parameters"] == 32080 + 2 * 2 * 32
 assert [v[0] for v in r["curve"]["val"]] == [5, 10, 15, 20] and r["measures"]["memory"][0]["heads"]
 PY
+# a memory for a finished model: all tensors are trained, or the memory's alone
+run tiny-added-s1 tiny-alone-s1 || bad "a memory added: $(cat "$dir/err")"
+python3 - "$dir" <<'PY' || bad "a memory added, see above"
+import json, sys
+read = lambda n: json.load(open(f"{sys.argv[1]}/results/{n}.json"))
+old, both = read("tiny-gdn-s1"), [read("tiny-added-s1"), read("tiny-alone-s1")]
+last, first = old["curve"]["train"][-1][1], [r["curve"]["train"][0][1] for r in both]
+assert all(abs(x - last) < 0.3 for x in first), (last, first)  # not from a random start, whose loss is 5.5
+assert all(r["parameters"] == 32080 and r["measures"]["memory"] for r in both)
+tensors = lambda n: open(f"{sys.argv[1]}/scratch/{n}/train/latest/model.safetensors", "rb").read()
+def named(n):
+    raw = tensors(n)
+    size = int.from_bytes(raw[:8], "little")
+    head = json.loads(raw[8:8 + size])
+    return {k: raw[8 + size + v["data_offsets"][0]:8 + size + v["data_offsets"][1]] for k, v in head.items() if k != "__metadata__"}
+start, added, alone = map(named, ("tiny-gdn-s1", "tiny-added-s1", "tiny-alone-s1"))
+assert all(alone[k] == v for k, v in start.items()) and any(added[k] != v for k, v in start.items())
+PY
 # what the runs change in the config is what hola takes, and all lists name runs
 python3 - "$study/runs.json" "$dir" <<'PY' || bad "runs.json, see above"
 import json, os, sys

@@ -407,6 +407,16 @@ static void a_broken_model_is_not_kept(void **state) {
 
 /* ---- memory ---- */
 
+/* A step of 64 rows whose activations take most of the memory; its data is made. */
+static struct hl_train wide_run(const char *data, const char *out, struct watch *w) {
+    CHECK_OK(hl_make_dirs(data));
+    make_data(data, "train", 9000, 1);
+    struct hl_train o = options(data, out, w);
+    o.config.hidden_size = 256, o.config.intermediate_size = 1024, o.seq_len = 64, o.batch_tokens = 4096;
+    o.steps = 1, o.schedule.warmup = 0;
+    return o;
+}
+
 static void memory_is_predicted_and_refused(void **state) {
     char *dir = temp_new(), *data = path_of(dir, "data"), *out = path_of(dir, "a"), *run = path_of(out, "run.json");
     struct watch w = {0};
@@ -414,11 +424,8 @@ static void memory_is_predicted_and_refused(void **state) {
     struct hl_memory m;
     hola_model *model;
     (void)state;
-    CHECK_OK(hl_make_dirs(data));
-    make_data(data, "train", 9000, 1);
-    struct hl_train o = options(data, out, &w);
-    o.config.hidden_size = 256, o.config.intermediate_size = 1024, o.seq_len = 64, o.batch_tokens = 4096;
-    o.micro_tokens = 4096, o.steps = 1, o.schedule.warmup = 0;
+    struct hl_train o = wide_run(data, out, &w);
+    o.micro_tokens = 4096;
     CHECK_OK(hola_model_new(&model, &o.config, 1, &o.model));
     struct hl_slice_shape shape = {.tokens = 4096, .pieces = 64};
     CHECK_OK(hl_memory_predict(&m, model, &shape, 1, 4096));
@@ -454,11 +461,8 @@ static void slices_fit_and_stay(void **state) {
     struct hl_memory m;
     hola_model *model;
     (void)state;
-    CHECK_OK(hl_make_dirs(data));
-    make_data(data, "train", 9000, 1);
-    struct hl_train o = options(data, out, &w);
-    o.config.hidden_size = 256, o.config.intermediate_size = 1024, o.seq_len = 64, o.batch_tokens = 4096;
-    o.steps = 1, o.schedule.kind = HL_CONSTANT, o.schedule.warmup = 0;
+    struct hl_train o = wide_run(data, out, &w);
+    o.schedule.kind = HL_CONSTANT;
     CHECK_OK(hola_model_new(&model, &o.config, 1, &o.model));
     CHECK_OK(hl_memory_predict(&m, model, &(struct hl_slice_shape){.tokens = 4096, .pieces = 64}, 1, 4096));
     hola_model_free(model);
@@ -474,6 +478,25 @@ static void slices_fit_and_stay(void **state) {
     CHECK_OK(hl_train_run(&o, &r));
     assert_int_equal(slice_rows_of(all), 64);
     free(data), free(out), free(all);
+    temp_remove(dir);
+}
+
+/* A run whose checkpoint does not say its slices, being of an earlier version or of several ranks, goes on with the
+ * 32,768 tokens of these, not with all that fits. */
+static void slices_of_earlier_runs_stay(void **state) {
+    char *dir = temp_new(), *data = path_of(dir, "data"), *out = path_of(dir, "a");
+    struct watch w = {0};
+    struct hl_train_result r;
+    (void)state;
+    struct hl_train o = wide_run(data, out, &w);
+    o.config.hidden_size = 32, o.config.intermediate_size = 48, o.batch_tokens = 65536;
+    o.schedule.kind = HL_CONSTANT, o.micro_tokens = 32768;
+    CHECK_OK(hl_train_run(&o, &r));
+    assert_int_equal(slice_rows_of(out), 0);
+    o.steps = 2, o.micro_tokens = 0;
+    CHECK_OK(hl_train_run(&o, &r));
+    assert_int_equal(slice_rows_of(out), 512);
+    free(data), free(out);
     temp_remove(dir);
 }
 
@@ -547,6 +570,7 @@ int main(void) {
                                        cmocka_unit_test(other_runs_differ),
                                        cmocka_unit_test(a_constant_rate_may_go_on),
                                        cmocka_unit_test(slices_fit_and_stay),
+                                       cmocka_unit_test(slices_of_earlier_runs_stay),
                                        cmocka_unit_test(parts_are_the_whole),
                                        cmocka_unit_test(plots)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -138,6 +138,10 @@ ok train odd8 --precision fp8
 ok grep -q '6 of 16 large matrices are not in FP8: their sizes are not multiples of 16' "$dir/err"
 config "$dir/c.json" 32 258
 refused 2 '--precision fp8 is of training only' bench --precision fp8 --infer-only
+refused 2 'either --preset NAME or --config FILE' bench --preset 46m --config "$dir/c.json"
+"$hola" bench --config "$dir/c.json" --quick --train-only --recompute -t 1 --model-type gated_deltanet --json \
+    >"$dir/text" 2>"$dir/err" || bad "bench --config: $(cat "$dir/err")"
+ok grep -q '"model_type": "gated_deltanet"' "$dir/text"
 
 # ---- BF16: another one ----
 

@@ -44,6 +44,9 @@ for part in "$@"; do
         run 60 gla bench_gla
         run 90 attention bench_attention_cuda
         run 60 fp8 bench_fp8
+        run 60 fp8_designs bench_fp8 designs
+        run 60 lookup bench_lookup cuda 340m
+        run 60 pointwise bench_pointwise
         ;;
     hola)
         bench 60 train_46m --preset 46m --train-only --batch 32 --seq-len 2048
@@ -58,7 +61,12 @@ for part in "$@"; do
             bench 60 "infer_340m_$type" --alone --model-type $type --preset 340m --infer-only --prefill 8192
         done
         ;;
-    context) run 120 context bench_context cuda 340m "$out/context.json" 131072 ;;
+    context)
+        run 60 context_constant bench_context cuda 340m "$out/context_constant.json" 131072 gla,gsa,kda
+        run 120 context bench_context cuda 340m "$out/context.json" 131072
+        bench_context table "$out"/context*.json | tee -a "$out/report.txt"
+        bench_context draw "$out"/context*.json "$out/context.svg"
+        ;;
     *) echo "report.sh: $part: no such part" >&2 && exit 2 ;;
     esac
 done

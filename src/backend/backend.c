@@ -66,6 +66,10 @@ static void cpu_copy(struct hl_backend *b, void *to, const void *from, int64_t b
     (void)b;
     if (bytes > 0) memcpy(to, from, (size_t)bytes);
 }
+static void cpu_copy_strided(struct hl_backend *b, void *to, const void *from, int64_t bytes, int64_t stride,
+                             int64_t n) {
+    for (int64_t i = 0; i < n; i++) cpu_copy(b, (char *)to + i * stride, (const char *)from + i * stride, bytes);
+}
 static hola_status cpu_finish(struct hl_backend *b) {
     (void)b;
     return HOLA_OK;
@@ -83,6 +87,7 @@ static const struct hl_storage cpu_storage = {.alloc = cpu_alloc,
                                               .release = cpu_release,
                                               .zero = cpu_zero,
                                               .copy = cpu_copy,
+                                              .copy_strided = cpu_copy_strided,
                                               .put = cpu_copy,
                                               .get = cpu_copy,
                                               .finish = cpu_finish,

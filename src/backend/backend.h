@@ -12,6 +12,8 @@ struct hl_storage {
     void (*release)(struct hl_backend *, void *);
     void (*zero)(struct hl_backend *, void *, int64_t bytes);
     void (*copy)(struct hl_backend *, void *to, const void *from, int64_t bytes);
+    /* n copies of `bytes`, both sides `stride` bytes apart: a device takes microseconds to begin each alone. */
+    void (*copy_strided)(struct hl_backend *, void *to, const void *from, int64_t bytes, int64_t stride, int64_t n);
     void (*put)(struct hl_backend *, void *to, const void *host, int64_t bytes);
     void (*get)(struct hl_backend *, void *host, const void *from, int64_t bytes);
     hola_status (*finish)(struct hl_backend *), (*status)(struct hl_backend *);
@@ -102,6 +104,10 @@ static inline void hl_release(struct hl_backend *b, void *p) { b->storage.releas
 static inline void hl_zero(struct hl_backend *b, void *p, int64_t bytes) { b->storage.zero(b, p, bytes); }
 static inline void hl_copy(struct hl_backend *b, void *to, const void *from, int64_t bytes) {
     b->storage.copy(b, to, from, bytes);
+}
+static inline void hl_copy_strided(struct hl_backend *b, void *to, const void *from, int64_t bytes, int64_t stride,
+                                   int64_t n) {
+    b->storage.copy_strided(b, to, from, bytes, stride, n);
 }
 static inline void hl_put(struct hl_backend *b, void *to, const void *host, int64_t bytes) {
     b->storage.put(b, to, host, bytes);

@@ -18,6 +18,10 @@ static void dev_zero(struct hl_backend *b, void *p, int64_t bytes) {
 static void dev_copy(struct hl_backend *b, void *to, const void *from, int64_t bytes) {
     if (bytes > 0) hl_cuda_memcpy(b->device, to, from, bytes, HL_ON_DEVICE);
 }
+static void dev_copy_strided(struct hl_backend *b, void *to, const void *from, int64_t bytes, int64_t stride,
+                             int64_t n) {
+    if (bytes > 0 && n > 0) hl_cuda_copy_strided(b->device, to, from, bytes, stride, n);
+}
 static void dev_put(struct hl_backend *b, void *to, const void *host, int64_t bytes) {
     if (bytes > 0) hl_cuda_memcpy(b->device, to, host, bytes, HL_TO_DEVICE);
 }
@@ -287,6 +291,7 @@ static const struct hl_storage storage = {.alloc = dev_alloc,
                                           .release = dev_release,
                                           .zero = dev_zero,
                                           .copy = dev_copy,
+                                          .copy_strided = dev_copy_strided,
                                           .put = dev_put,
                                           .get = dev_get,
                                           .finish = dev_finish,

@@ -18,7 +18,7 @@ static const struct arg options[] = {
     OPT_STRING(0, "preset", preset, "NAME", "model size (default 46m)"),
     OPT_STRING(0, "config", config, "FILE", "config.json of the model, instead of a preset"),
     OPT_CHOICE(0, "model-type", model_type, cli_model_types,
-               "type of model (default: hola, compared with gated_deltanet)"),
+               "type of model (default: hola, or the config's; hola is compared with gated_deltanet)"),
     OPT_INT(0, "batch", batch, 1, 4096, "N", "sequences per training step (default 4)"),
     OPT_INT(0, "seq-len", seq, 2, 1 << 20, "N", "tokens per sequence (default 1024)"),
     OPT_INT(0, "prefill", prefill, 1, 1 << 24, "N", "tokens per prefill (default 2048)"),
@@ -238,22 +238,23 @@ static hola_status measure(struct report *r, hola_model *m, hola_model *gdn) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct report r = {
-        .o = {.preset = "46m", .batch = 4, .seq = 1024, .prefill = 2048, .repeats = 5, .model_type = HOLA_TYPE_HOLA}};
+    struct report r = {.o = {.batch = 4, .seq = 1024, .prefill = 2048, .repeats = 5, .model_type = -1}};
     hola_config cfg;
     hola_model *m = NULL, *gdn = NULL;
     int rc = args_parse(&command, argc, argv, &r.o);
     if (rc != ARGS_RUN) return rc;
     if (r.o.precision == HOLA_PRECISION_FP8 && r.o.infer_only)
         return cli_usage("bench", "--precision fp8 is of training only");
+    if (r.o.preset && r.o.config) return cli_usage("bench", "either --preset NAME or --config FILE");
+    if (!r.o.preset && !r.o.config) r.o.preset = "46m";
     if (r.o.quick) r.o.batch = 1, r.o.seq = 64, r.o.prefill = 64, r.o.repeats = 1;
     const bool bf16 = r.o.precision == HOLA_PRECISION_BF16;
     const hola_options opt = {.threads = (int)r.o.threads,
                               .backend = cli_backend(r.o.backend),
                               .precision = bf16 ? HOLA_PRECISION_BF16 : HOLA_PRECISION_AUTO};
-    hola_status s = r.o.config ? hola_config_read(&cfg, r.o.config)
-                               : hola_config_preset(&cfg, r.o.preset, (hola_model_type)r.o.model_type);
-    if (s == HOLA_OK && r.o.config) r.o.preset = r.o.config, r.o.model_type = cfg.model_type;
+    hola_status s = cli_config(&cfg, r.o.preset, r.o.config, r.o.model_type);
+    if (s == HOLA_OK) r.o.model_type = cfg.model_type;
+    if (r.o.config) r.o.preset = r.o.config;
     if (s == HOLA_OK) s = hola_model_new(&m, &cfg, 1, &opt);
     if (s == HOLA_OK && cfg.model_type == HOLA_TYPE_HOLA && !r.o.alone) {
         r.paired = true;

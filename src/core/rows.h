@@ -11,6 +11,7 @@
 enum {
     HL_CHUNK = 64,             /* rows per chunk of the chunked delta rule */
     HL_STEP_ROWS = HOLA_STEPS, /* a CPU computes session segments up to this long token by token */
+    HL_DRAFT_ROWS = 32,        /* a device checks a draft in a pass of this many rows, one of them or more unused */
     HL_FEW = 12,               /* kernels may process session segments up to this long row by row */
     HL_PAGE_TOKENS = 256       /* tokens per page of a growing state */
 };

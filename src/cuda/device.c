@@ -152,6 +152,11 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     check(c, cudaMemcpyAsync(to, from, (size_t)bytes, kind[way], hl_stream(c)), "copy");
     if (way == HL_TO_HOST) hl_cuda_wait(c);
 }
+void hl_cuda_copy_strided(struct hl_cuda *c, void *to, const void *from, int64_t bytes, int64_t stride, int64_t n) {
+    const size_t ld = (size_t)stride;
+    check(c, cudaMemcpy2DAsync(to, ld, from, ld, (size_t)bytes, (size_t)n, cudaMemcpyDeviceToDevice, hl_stream(c)),
+          "copy");
+}
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
     if (!c->part[i]) check(c, cudaEventCreateWithFlags((cudaEvent_t *)&c->part[i], cudaEventDisableTiming), "event");
     check(c, cudaMemcpyAsync(stage, from, (size_t)bytes, cudaMemcpyDeviceToHost, hl_stream(c)), "copy");

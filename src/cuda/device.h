@@ -107,6 +107,8 @@ static inline void *hl_stream(struct hl_cuda *c) {
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);
+/* On the device: n copies of `bytes`, both sides `stride` bytes apart. */
+void hl_cuda_copy_strided(struct hl_cuda *c, void *to, const void *from, int64_t bytes, int64_t stride, int64_t n);
 void hl_cuda_wait(struct hl_cuda *c); /* synchronises the stream */
 bool hl_cuda_busy(struct hl_cuda *c); /* whether the stream has work */
 /* An asynchronous copy to the staging buffer, as part i; _got waits for part i. */

@@ -116,7 +116,7 @@ void hl_block_forward(const hola_model *m, const struct hl_activations *acts, co
     b->ops.rmsnorm_forward(b, &n2);
     b->ops.linear_forward(b, &in);
     if (in_fp8(&k) && b->ops.down_forward) {
-        b->ops.down_forward(b, &(struct hl_down){act, add, false});
+        b->ops.down_forward(b, &(struct hl_down){act, add, acts->recompute});
     } else {
         b->ops.swiglu_forward(b, &act);
         b->ops.linear_forward(b, &add);

@@ -12,7 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOKENS = 256 }; /* the default length */
+enum {
+    TOKENS = 256, /* the default length */
+    /* The default of lookup: how many ids must match; negative: off. On a device not measured yet. */
+    LOOKUP_ON_HOST = 3,
+    LOOKUP_ON_DEVICE = -1
+};
+_Static_assert((int)HL_DRAFT_ROWS > (int)HL_STEP_ROWS, "arrays below");
 
 struct writing {
     hola_session *s;
@@ -26,11 +32,11 @@ struct writing {
     struct hl_lookup lookup;
     /* Accepted ids of the last pass with a draft. back: the session is before them, at the draft's mark; otherwise
      * after them. */
-    int32_t pass[HL_STEP_ROWS];
+    int32_t pass[HL_DRAFT_ROWS];
     int64_t passed;
     bool back;
     /* Samples: known[at] is the next. All but the last are the last ids of the pass; the last is not fed. */
-    int32_t known[HL_STEP_ROWS];
+    int32_t known[HL_DRAFT_ROWS];
     int64_t count, at;
 };
 
@@ -47,7 +53,7 @@ static void know(struct writing *w, const int32_t *ids, int64_t n) {
 
 /* Makes the session's text end with the first `keep` ids of the pass, and n more. want: with logits. */
 static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, int64_t n, bool want) {
-    int32_t ids[HL_STEP_ROWS];
+    int32_t ids[HL_DRAFT_ROWS];
     hola_status s = HOLA_OK;
     if (!w->back && (keep < w->passed || (want && n == 0 && keep > 0))) {
         s = hl_session_draft_drop(w->s);
@@ -67,7 +73,7 @@ static hola_status settle(struct writing *w, int64_t keep, const int32_t *more, 
  * history must see. Negative: that is the token itself. */
 static int64_t draft_room(const struct writing *w) {
     const int64_t first = w->back ? w->passed : 0;
-    int64_t k = HL_STEP_ROWS - first - 1;
+    int64_t k = hl_session_draft_rows(w->s->model) - first - 1;
     if (w->most >= 0 && k > w->most - w->n - 1) k = w->most - w->n - 1;
     if (w->o.history && k > hl_history_room(w->o.history) - first - 1) k = hl_history_room(w->o.history) - first - 1;
     return k;
@@ -75,7 +81,7 @@ static int64_t draft_room(const struct writing *w) {
 
 /* One pass over what the session lacks, the token and a draft. */
 static hola_status feed_draft(struct writing *w) {
-    int32_t ids[HL_STEP_ROWS], next[HL_STEP_ROWS];
+    int32_t ids[HL_DRAFT_ROWS], next[HL_DRAFT_ROWS];
     const int64_t first = w->back ? w->passed : 0, room = draft_room(w);
     if (room < 0) return settle(w, w->passed, &w->id, 1, true);
     memcpy(ids, w->pass, (size_t)first * sizeof *ids);
@@ -83,9 +89,10 @@ static hola_status feed_draft(struct writing *w) {
     const int32_t *draft = ids + first + 1;
     const int64_t k = hl_lookup_draft(&w->lookup, ids + first + 1, room);
     hola_status s = HOLA_OK;
-    if (first + k == 0) { /* same as without drafts */
-        w->passed = 0;
-        s = hola_session_step_sample(&w->s, 1, ids, &w->sampling, next);
+    if (k == 0 && (double)first + 1 <= w->lookup.cost.pass) { /* steps; first == 0: same as without drafts */
+        w->passed = 0, w->back = false;
+        for (int64_t i = 0; s == HOLA_OK && i < first; i++) s = hola_session_step(&w->s, 1, ids + i, NULL);
+        if (s == HOLA_OK) s = hola_session_step_sample(&w->s, 1, ids + first, &w->sampling, next);
         know(w, next, 1);
         return s;
     }
@@ -142,20 +149,36 @@ static hola_status write_text(struct writing *w) {
     }
 }
 
+/* On a device, relative to the fused kernel or, without it, to a step that is replayed op by op. Half more than
+ * estimates from 20 launches a layer, of 2.3 us each when replayed and 5 us else (docs/notes/decode.md): assuming too
+ * much hardly slows text that repeats itself, assuming too little slows all other text. Not measured yet. */
+static struct hl_draft_cost cost_of(hola_model *m) {
+    const struct hl_rows one = {.T = 1, .n = 1, .seg = &(struct hl_seg){.len = 1}};
+    struct hl_decode d;
+    if (m->backend->host) return hl_draft_on_cpu;
+    pthread_mutex_lock(&m->lock);
+    const bool fused = hl_decode_plan(m, &one, &d) == HL_BY_ONE_KERNEL;
+    pthread_mutex_unlock(&m->lock);
+    const double pass = hl_session_replays(m) ? (fused ? 6 : 2) : fused ? 13 : 4.5;
+    return (struct hl_draft_cost){.pass = pass, .wrong = 0.2, .pass_alone = pass - 1};
+}
+
 /* Sources of drafts: the source text, the session's latest ids and the generated text. */
 static hola_status open_lookup(struct writing *w) {
     int32_t recent[HOLA_RECENT];
-    const int64_t asked = w->o.lookup ? w->o.lookup : w->s->model->backend->host ? 3 : -1;
+    const bool host = w->s->model->backend->host;
+    const int64_t asked = w->o.lookup ? w->o.lookup : host ? LOOKUP_ON_HOST : LOOKUP_ON_DEVICE;
     if (asked > HL_LOOKUP_MOST)
         return hl_fail(HOLA_EINVAL, "generate: lookup: %lld ids are more than %d", (long long)asked, HL_LOOKUP_MOST);
     if (w->o.n_source < 0 || (w->o.n_source > 0 && !w->o.source))
         return hl_fail(HOLA_EINVAL, "generate: a source of %lld ids%s", (long long)w->o.n_source,
                        w->o.source ? "" : ", which is NULL");
     hola_status s = hl_model_check_ids(w->s->model, w->o.source, w->o.n_source);
-    w->looks = asked > 0 && !w->o.keep_logits;
+    w->looks = asked > 0 && !w->o.keep_logits && (host || hl_session_samples_few(w->s->model, &w->sampling));
     if (s != HOLA_OK || !w->looks) return s;
     const int64_t n = hola_session_recent(w->s, recent, HOLA_RECENT);
     s = hl_lookup_new(&w->lookup, asked);
+    w->lookup.cost = cost_of(w->s->model);
     if (s == HOLA_OK) s = hl_lookup_source(&w->lookup, w->o.source, w->o.n_source);
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) s = hl_lookup_add(&w->lookup, recent[i]);
     return s;

@@ -6,15 +6,16 @@
 enum {
     TRIES = 8,  /* occurrences compared */
     FAR = 32,   /* most ids compared per occurrence */
-    FORGET = 8, /* `right` averages over about this many tokens */
+    FORGET = 8, /* rates are averages over about this many tokens */
     ROOM = 2048
 };
-/* The cost of a draft, relative to a pass over one token: one more row in the pass; and a wrong draft, where rows are
- * fed again and the state is restored. Low estimates from docs/speed.md: too much drafting is noticed quickly. */
-static const double row_cost = 0.12, wrong_cost = 0.2;
+/* Low estimates from docs/speed.md: too much drafting is noticed quickly. */
+const struct hl_draft_cost hl_draft_on_cpu = {.pass = 1, .row = 0.12, .wrong = 0.2};
 
 /* Classes of `right`: an n-gram seen twice means little, a long copy tends to continue. */
-static int kind_of(int64_t len) { return len < 4 ? 0 : len < 8 ? 1 : len < 16 ? 2 : 3; }
+static int kind_of(const struct hl_lookup *l, int64_t len) {
+    return len < l->gram ? HL_LOOKUP_RESUMED : len < 4 ? 0 : len < 8 ? 1 : len < 16 ? 2 : 3;
+}
 
 static int64_t slot_of(const struct hl_lookup *l, int64_t end) {
     uint64_t h = 0;
@@ -47,7 +48,12 @@ static hola_status grow(struct hl_lookup *l) {
 
 hola_status hl_lookup_new(struct hl_lookup *out, int64_t gram) {
     HL_ASSERT(gram >= 1 && gram <= HL_LOOKUP_MOST);
-    *out = (struct hl_lookup){.gram = gram, .room = ROOM / 2, .from = -1, .right = {0.4, 0.5, 0.6, 0.7}};
+    *out = (struct hl_lookup){.gram = gram,
+                              .room = ROOM / 2,
+                              .from = -1,
+                              .right = {0.4, 0.5, 0.6, 0.7, 0.3},
+                              .goes_on = 0.5,
+                              .cost = hl_draft_on_cpu};
     hola_status s = grow(out);
     if (s != HOLA_OK) hl_lookup_free(out);
     return s;
@@ -93,28 +99,34 @@ hola_status hl_lookup_source(struct hl_lookup *l, const int32_t *ids, int64_t n)
     return s;
 }
 
+static void learn(double *rate, bool hit) { *rate += ((hit ? 1.0 : 0.0) - *rate) / FORGET; }
+
 hola_status hl_lookup_add(struct hl_lookup *l, int32_t id) {
-    const bool knew = l->from >= 0, right = knew && l->id[l->from] == id;
-    if (knew) l->right[kind_of(l->len)] += ((right ? 1.0 : 0.0) - l->right[kind_of(l->len)]) / FORGET;
+    const int64_t at = l->from, len = l->len;
+    const bool knew = at >= 0, right = knew && l->id[at] == id;
+    if (knew) learn(&l->right[kind_of(l, len)], right);
     hola_status s = append(l, id);
     if (s != HOLA_OK) return s;
     if (right) l->from++, l->len++;
     else search(l);
+    if (knew && !right && l->from < 0 && len >= l->gram) l->from = at + 1; /* a copy in which one id differs */
+    if (knew && !right) learn(&l->goes_on, l->from >= 0);
     if (l->n >= l->gram) note(l, l->n);
     return HOLA_OK;
 }
 
 /* Picks the length with the most tokens per time. A draft may run past the end: then it repeats itself. */
 int64_t hl_lookup_draft(const struct hl_lookup *l, int32_t *draft, int64_t most) {
+    const double wrong = l->cost.wrong + l->cost.pass_alone * (1 - l->goes_on);
     double best = 1, tokens = 1, all = 1;
     int64_t pays = 0;
     if (l->from < 0) return 0;
     for (int64_t k = 0; k < most; k++) {
         const int64_t at = l->from + k;
         draft[k] = at < l->n ? l->id[at] : draft[at - l->n];
-        all *= l->right[kind_of(l->len + k)];
+        all *= l->right[kind_of(l, l->len + k)];
         tokens += all;
-        const double rate = tokens / (1 + row_cost * (double)(k + 1) + wrong_cost * (1 - all));
+        const double rate = tokens / (l->cost.pass + l->cost.row * (double)(k + 1) + wrong * (1 - all));
         if (rate > best) best = rate, pays = k + 1;
     }
     return pays;

@@ -31,8 +31,9 @@ void hl_restore_point_free(hola_model *m, struct hl_restore_point *p) {
     free(p);
 }
 
-hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,
-                                  unsigned changes) {
+/* wait: for the copy. Work that is queued after it need not. */
+static hola_status copy_point(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,
+                              unsigned changes, bool wait) {
     hola_status s = HOLA_OK;
     if (from->at.has_logits) s = hl_restore_point_logits(m, to);
     if (s == HOLA_OK && changes & HL_GROWS) s = hl_state_reserve(&to->state, &m->state, m->backend, from->at.pos);
@@ -42,22 +43,26 @@ hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *
     to->at = from->at;
     to->ranked = changes & HL_RANKED;
     hl_state_copy(&to->state, &from->state, &m->state, m->backend, from->at.pos, changes);
-    s = hl_finish(m->backend);
+    if (wait) s = hl_finish(m->backend);
     pthread_mutex_unlock(&((hola_model *)m)->lock);
     return s;
+}
+hola_status hl_restore_point_copy(const hola_model *m, struct hl_restore_point *to, const struct hl_restore_point *from,
+                                  unsigned changes) {
+    return copy_point(m, to, from, changes, true);
 }
 
 /* ---- the mark ---- */
 
-static hola_status mark(hola_session *y, struct hl_restore_point **at) {
+static hola_status mark(hola_session *y, struct hl_restore_point **at, bool wait) {
     hola_status s = *at ? HOLA_OK : hl_restore_point_new(at, y->model);
-    return s == HOLA_OK ? hl_restore_point_copy(y->model, *at, &y->now, HL_REPLACED) : s;
+    return s == HOLA_OK ? copy_point(y->model, *at, &y->now, HL_REPLACED, wait) : s;
 }
 hola_status hola_session_mark(hola_session *y) {
     HL_NEED(y, "the session");
-    return mark(y, &y->mark);
+    return mark(y, &y->mark, true);
 }
-hola_status hl_session_draft_mark(hola_session *y) { return mark(y, &y->draft); }
+hola_status hl_session_draft_mark(hola_session *y) { return mark(y, &y->draft, false); }
 
 /* Before the state reaches `end`: if a block closes on the way, a mark saves what that overwrites. */
 static void keep_ranked(const hola_session *y, struct hl_restore_point *at, int64_t end) {
@@ -79,14 +84,19 @@ hola_status hl_session_prepare(hola_session *y, int64_t len) {
 
 /* Rolls back to a mark. Ranked parts were only appended to since then, or were copied; growing parts still have their
  * rows. */
-static hola_status go_to(hola_session *y, const struct hl_restore_point *at) {
+static hola_status go_to(hola_session *y, const struct hl_restore_point *at, bool wait) {
     const unsigned changes = HL_REPLACED | (at->ranked ? HL_RANKED : 0);
-    hola_status s = hl_restore_point_copy(y->model, &y->now, at, changes);
+    hola_status s = copy_point(y->model, &y->now, at, changes, wait);
     y->now.ranked = true;
     return s;
 }
-hola_status hl_session_draft_drop(hola_session *y) { return go_to(y, y->draft); }
+hola_status hl_session_draft_drop(hola_session *y) { return go_to(y, y->draft, false); }
 void hl_session_draft_end(hola_session *y) {
+    struct hl_state_pool *pool = &y->model->states;
+    pthread_mutex_lock(&pool->lock);
+    if (y->draft && !y->model->backend->host && pool->most < 1)
+        pool->most = 1; /* releasing memory of a device drops its captured graphs */
+    pthread_mutex_unlock(&pool->lock);
     hl_restore_point_free(y->model, y->draft);
     y->draft = NULL;
 }
@@ -104,7 +114,7 @@ hola_status hola_session_rollback(hola_session *y, int64_t k) {
                        (long long)(pos - from), HOLA_RECENT);
     const struct hl_position old = y->now.at;
     hola_status s = from == to ? HOLA_OK : hl_restore_point_logits(y->model, &y->now);
-    if (s == HOLA_OK) s = go_to(y, y->mark), y->generation++;
+    if (s == HOLA_OK) s = go_to(y, y->mark, true), y->generation++;
     for (int64_t i = from, end; s == HOLA_OK && i < to; i = end) { /* same calls as before */
         int32_t ids[HOLA_RECENT];
         for (end = i; end < to && (end == i || !hl_position_begins(&old, end)); end++)

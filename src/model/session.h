@@ -69,9 +69,15 @@ int64_t hl_history_room(const hola_history *h);
 /* session_step.c: like hola_session_step_sample, each session with its own sampling, whose fields are not checked. */
 hola_status hl_step_sample_each(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
                                 int32_t *next);
-/* Like hola_session_feed_sample, but non-finite logits are not an error: next is -1. */
+/* Like hola_session_feed_sample, but non-finite logits are not an error: next is -1. n: 1 to hl_session_draft_rows. */
 hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
                                    int32_t *next);
+
+int64_t hl_session_draft_rows(const hola_model *m);
+/* Whether a device replays a pass over a draft as a captured graph. */
+bool hl_session_replays(const hola_model *m);
+/* Whether the few largest logits are enough for it, in a draft too: a device then copies only these to the host. */
+bool hl_session_samples_few(const hola_model *m, const hola_sampling *p);
 
 /* rollback.c: before feeding len tokens: makes room in the state and saves what they overwrite to the mark. */
 hola_status hl_session_prepare(hola_session *s, int64_t len);

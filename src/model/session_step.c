@@ -142,7 +142,18 @@ static void fetch_logits(hola_model *m, int64_t n, bool room, struct want *w) {
     if (!room) hl_session_read_logits(m, 0, n, w->logits);
 }
 
-/* One row per session: always the same work, so that a device can replay it. Or several rows of one session. */
+/* The key of a pass that is always the same work, so that a device can replay it: one row per session, or a draft in a
+ * pass of a fixed size (fill_pass). 0: another pass. */
+static uint64_t key_of(const hola_model *m, const struct hl_rows *rows, uint64_t how) {
+    const uint64_t DRAFT = (uint64_t)1 << 48;
+    const int64_t blocks = m->state.block > 0 ? hl_blocks_before(rows, rows->n, m->state.block) : 0;
+    /* positions change a step's work only where a state grows with them */
+    const uint64_t reach = m->state.page > 0 ? (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) : 0;
+    if (rows->n == rows->T) return reach << 56 | how;
+    return rows->T == HL_DRAFT_ROWS && rows->n == 2 ? DRAFT | (uint64_t)blocks << 40 | how : 0;
+}
+
+/* One row per session, or several rows of one. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const int64_t n = rows->T;
     const bool steps = rows->n == n;
@@ -158,14 +169,12 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     const bool batch = way == HL_BY_BATCH && (!logits || room);
     HL_ASSERT(room || !w->k);
     ids = hl_activations_put(&m->infer, m->infer.ids, ids, n);
-    /* positions change a step's work only where a state grows with them */
-    const uint64_t reach = m->state.page > 0 ? (uint64_t)__builtin_ctzll((uint64_t)hl_rows_reach(rows)) << 56 : 0;
-    const uint64_t key = reach | (((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch);
-    const bool replayed = steps && graphs->replay && graphs->replay(m->backend, key);
+    const uint64_t key = key_of(m, rows, ((uint64_t)n * (HL_TOPK_MOST + 1) + (uint64_t)w->k) * 4 + room * 2 + batch);
+    const bool replayed = key && graphs->replay && graphs->replay(m->backend, key);
     m->steps_replayed += replayed;
     if (!replayed) {
         run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
-        if (steps && graphs->recorded) graphs->recorded(m->backend, key);
+        if (key && graphs->recorded) graphs->recorded(m->backend, key);
     }
     if (w->k) fetch_candidates(m, n, w);
     else if (logits) fetch_logits(m, n, room, w);
@@ -302,7 +311,7 @@ hola_status hl_step_sample_each(hola_session *const *y, int64_t n, const int32_t
 /* Ids that sampling may need: those before a pass, then the pass's own. */
 struct seen {
     int64_t n;
-    int32_t id[HOLA_RECENT + HL_STEP_ROWS];
+    int32_t id[HOLA_RECENT + HL_DRAFT_ROWS];
 };
 static struct seen seen_before(const hola_session *y, const int32_t *ids, int64_t n) {
     struct seen x;
@@ -317,34 +326,55 @@ static const int32_t *seen_at(const struct seen *x, int64_t i, const hola_sampli
     return x->id + all - *n;
 }
 
-static hola_status pass_few(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p, int64_t k,
+int64_t hl_session_draft_rows(const hola_model *m) {
+    return m->backend->host ? (int64_t)HL_STEP_ROWS : (int64_t)HL_DRAFT_ROWS - 1;
+}
+bool hl_session_replays(const hola_model *m) { return m->backend->graphs.replay && m->state.page == 0; }
+
+/* A device replays passes of one size: the rows that a draft of n tokens lacks become a segment without a state, whose
+ * results nobody reads. (The pages of a growing state make every pass different.) */
+static void fill_pass(const hola_model *m, struct hl_rows *rows, struct hl_seg *seg, int32_t *ids, int64_t n) {
+    if (n == 1 || n >= HL_DRAFT_ROWS || !hl_session_replays(m)) return;
+    seg[1] = (struct hl_seg){.row = n, .len = HL_DRAFT_ROWS - n};
+    memset(ids + n, 0, (size_t)seg[1].len * sizeof *ids);
+    rows->T = HL_DRAFT_ROWS, rows->n = 2;
+}
+
+static hola_status pass_few(hola_session *y, const int32_t *given, int64_t n, const hola_sampling *p, int64_t k,
                             int32_t *next) {
     hola_model *m = y->model;
-    struct hl_candidate top[HL_STEP_ROWS * HL_TOPK_MOST];
-    struct want w = {.k = k, .top = top};
-    const struct seen seen = seen_before(y, ids, n);
-    const struct hl_seg seg = {.len = n, .pos = y->now.at.pos, .state = y->now.state.fixed};
+    struct want w = {.k = k, .top = malloc((size_t)(HL_DRAFT_ROWS * k) * sizeof *w.top)};
+    const struct seen seen = seen_before(y, given, n);
+    int32_t ids[HL_DRAFT_ROWS];
+    struct hl_seg seg[2] = {{.len = n, .pos = y->now.at.pos, .state = y->now.state.fixed}};
+    if (!w.top) return hl_fail(HOLA_ENOMEM, "sample: no memory for the candidates of %lld tokens", (long long)n);
+    memcpy(ids, given, (size_t)n * sizeof *ids);
     pthread_mutex_lock(&m->lock);
     hola_status s = hl_session_prepare(y, n);
-    char *const *pages = y->now.state.page;
-    struct hl_rows rows = {.T = n, .n = 1, .seg = &seg, .pages = &pages};
+    char *const *pages[2] = {y->now.state.page};
+    struct hl_rows rows = {.T = n, .n = 1, .seg = seg, .pages = (char *const *const *)pages};
+    fill_pass(m, &rows, seg, ids, n);
     if (s == HOLA_OK) s = step_rows(m, &rows, ids, &w);
     pthread_mutex_unlock(&m->lock);
-    if (s != HOLA_OK) return s;
-    hl_session_advanced(y, ids, n, true);
-    for (int64_t i = 0, recent; i < n; i++) {
+    if (s == HOLA_OK) hl_session_advanced(y, given, n, true);
+    for (int64_t i = 0, recent; s == HOLA_OK && i < n; i++) {
         const int32_t *before = seen_at(&seen, i, p, &recent);
-        struct hl_candidate *c = top + i * k;
-        next[i] = c[0].id < 0 ? -1 : hl_sample_few(c, k, p, before, recent, hl_session_uniform(y, seg.pos + i + 1));
+        struct hl_candidate *c = w.top + i * k;
+        next[i] = c[0].id < 0 ? -1 : hl_sample_few(c, k, p, before, recent, hl_session_uniform(y, seg->pos + i + 1));
     }
-    return HOLA_OK;
+    free(w.top);
+    return s;
+}
+
+bool hl_session_samples_few(const hola_model *m, const hola_sampling *p) {
+    return few(m, HL_DRAFT_ROWS, &(struct samplings){p, false}, 1) > 0;
 }
 
 hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
                                    int32_t *next) {
     const int64_t vocab = y->model->cfg.vocab_size, pos = y->now.at.pos;
     const int64_t k = few(y->model, n, &(struct samplings){p, false}, 1);
-    HL_ASSERT(n >= 1 && n <= HL_STEP_ROWS);
+    HL_ASSERT(n >= 1 && n <= (k > 0 ? hl_session_draft_rows(y->model) : HL_STEP_ROWS));
     hola_status s = hl_model_check_ids(y->model, ids, n);
     if (s != HOLA_OK || k > 0) return s == HOLA_OK ? pass_few(y, ids, n, p, k, next) : s;
     const struct seen seen = seen_before(y, ids, n);

@@ -148,15 +148,11 @@ void hl_state_clear(struct hl_state *s, const struct hl_state_layout *y, struct 
 
 /* ---- copies ---- */
 
-/* [from, to) of every layer; all of them as one copy, since a device takes microseconds to begin each. */
+/* [begin, end) of every layer. */
 static void copy_range(char *to, const char *from, const struct hl_state_layout *y, struct hl_backend *b, int64_t begin,
                        int64_t end) {
-    if (begin == 0 && end == y->layer) {
-        hl_copy(b, to, from, y->bytes);
-        return;
-    }
-    for (int64_t l = 0; l < y->layers && end > begin; l++)
-        hl_copy(b, to + l * y->layer + begin, from + l * y->layer + begin, end - begin);
+    if (begin == 0 && end == y->layer) hl_copy(b, to, from, y->bytes);
+    else if (end > begin) hl_copy_strided(b, to + begin, from + begin, end - begin, y->layer, y->layers);
 }
 
 void hl_state_copy(struct hl_state *to, const struct hl_state *from, const struct hl_state_layout *y,

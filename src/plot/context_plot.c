@@ -15,7 +15,7 @@ enum {
     EDGE = 24,
     BELOW = 10
 };
-static const char *const color[HL_CONTEXT_CURVES] = {"#c8321e", "#2a6fb5"};
+static const char *const color[HL_CONTEXT_CURVES] = {"#c8321e", "#2a6fb5", "#2e8b57", "#b8860b", "#7b3fa0", "#555555"};
 
 /* One of the two panels: milliseconds, or megabytes. */
 struct panel {
@@ -80,14 +80,13 @@ static void line(struct hl_text *t, const struct panel *p, int k, int a, int b, 
     }
     hl_text_printf(t, "'/>\n");
 }
+/* Of each curve another shape: a circle, and paths around the point. */
 static void mark(struct hl_text *t, int k, double x, double y, bool open) {
-    const char *fill = open ? "white" : color[k];
-    if (k == 0)
-        hl_text_printf(t, "<circle cx='%.1f' cy='%.1f' r='4' fill='%s' stroke='%s' stroke-width='1.5'/>\n", x, y, fill,
-                       color[k]);
-    else
-        hl_text_printf(t, "<rect x='%.1f' y='%.1f' width='7' height='7' fill='%s' stroke='%s' stroke-width='1.5'/>\n",
-                       x - 3.5, y - 3.5, fill, color[k]);
+    static const char *const shape[HL_CONTEXT_CURVES] = {
+        NULL, "m-3.5-3.5h7v7h-7z", "m0-4.5l4.5 8h-9z", "m0-5l5 5l-5 5l-5-5z", "m0 4.5l4.5-8h-9z", "m-5-2h10v4h-10z"};
+    if (shape[k]) hl_text_printf(t, "<path d='M%.1f %.1f%s'", x, y, shape[k]);
+    else hl_text_printf(t, "<circle cx='%.1f' cy='%.1f' r='4'", x, y);
+    hl_text_printf(t, " fill='%s' stroke='%s' stroke-width='1.5'/>\n", open ? "white" : color[k], color[k]);
 }
 static void draw_curve(struct hl_text *t, const struct panel *p, int k) {
     const struct hl_context_curve *c = &p->curve[k];
@@ -99,18 +98,21 @@ static void draw_curve(struct hl_text *t, const struct panel *p, int k) {
         mark(t, k, to_x(p, c->point[i].tokens), to_y(p, value(p, &c->point[i])), c->point[i].simulated);
 }
 
+/* One line, or two where there are more curves than two. */
 static void legend(struct hl_text *t, const char *title, const struct hl_context_curve *curve, int n) {
-    int x = LEFT;
-    for (int k = 0; k < n; k++, x += 190) {
-        hl_text_printf(t, "<path d='M%d 24h34' stroke-width='2' stroke='%s'/>\n", x, color[k]);
-        mark(t, k, x + 17, 24, false);
-        hl_text_printf(t, "<text x='%d' y='28'>", x + 42);
+    const int each = n > 2 ? 165 : 190;
+    int x = LEFT, y = 24;
+    for (int k = 0; k < n; k++, x += each) {
+        hl_text_printf(t, "<path d='M%d %dh34' stroke-width='2' stroke='%s'/>\n", x, y, color[k]);
+        mark(t, k, x + 17, y, false);
+        hl_text_printf(t, "<text x='%d' y='%d'>", x + 42, y + 4);
         hl_svg_escape(t, curve[k].name);
         hl_text_printf(t, "</text>\n");
     }
-    hl_text_printf(t, "<path d='M%d 24h34' stroke-width='2' stroke='#777' stroke-dasharray='3 4'/>\n", x);
-    hl_text_printf(t, "<text x='%d' y='28'>simulated: does not fit, or took too long</text>\n<text x='%d' y='28'>",
-                   x + 42, x + 340);
+    if (n > 2) x = LEFT, y = 44;
+    hl_text_printf(t, "<path d='M%d %dh34' stroke-width='2' stroke='#777' stroke-dasharray='3 4'/>\n", x, y);
+    hl_text_printf(t, "<text x='%d' y='%d'>simulated: does not fit, or took too long</text>\n<text x='%d' y='%d'>",
+                   x + 42, y + 4, x + 340, y + 4);
     hl_svg_escape(t, title);
     hl_text_printf(t, "</text>\n");
 }

@@ -3,7 +3,7 @@
 #define HL_CONTEXT_PLOT_H
 #include "core/status.h"
 
-enum { HL_CONTEXT_CURVES = 2, HL_CONTEXT_POINTS = 32 };
+enum { HL_CONTEXT_CURVES = 6, HL_CONTEXT_POINTS = 32 };
 
 struct hl_context_point {
     int64_t tokens, bytes; /* bytes: of the session */

@@ -23,7 +23,7 @@ struct hl_train_state {
     double best_val; /* lowest of all checkpoints; NaN: none so far */
     int64_t best_step;
     bool pending;       /* this step's evaluation was interrupted and must be repeated */
-    int64_t slice_rows; /* what the run chose, so that it goes on with it; 0: it was given --micro-tokens */
+    int64_t slice_rows; /* what the run chose, so that it goes on with it; 0: it did not choose */
 };
 
 struct hl_checkpoint {

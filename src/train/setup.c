@@ -83,6 +83,12 @@ static hola_status check_tokenizer(struct hl_run *r) {
     return s;
 }
 
+/* Slices of a run that neither was given --micro-tokens nor chooses, as of those before hola chose. */
+enum { UNCHOSEN_TOKENS = HL_SLICE_TOKENS / 4 };
+static int64_t slice_rows(const struct hl_train *o, int64_t tokens) {
+    return tokens < o->seq_len ? 1 : tokens / o->seq_len;
+}
+
 static hola_status setup_data(struct hl_run *r) {
     const struct hl_train *o = r->o;
     hola_status s;
@@ -96,11 +102,9 @@ static hola_status setup_data(struct hl_run *r) {
         return hl_fail(HOLA_EINVAL, "a batch of %" PRId64 " rows cannot be split evenly among %d ranks",
                        r->rows_per_step, r->dist->size);
     r->chooses = o->micro_tokens == 0 && r->dist->size == 1; /* ranks need the same slices */
-    r->rows_per_micro = (r->chooses             ? HL_SLICE_TOKENS
-                         : o->micro_tokens == 0 ? HL_SLICE_TOKENS / 4
-                                                : o->micro_tokens) /
-                        o->seq_len;
-    if (r->rows_per_micro < 1) r->rows_per_micro = 1;
+    r->rows_per_micro = slice_rows(o, r->chooses             ? HL_SLICE_TOKENS
+                                      : o->micro_tokens == 0 ? UNCHOSEN_TOKENS
+                                                             : o->micro_tokens);
     if (r->rows_per_micro > r->rows_per_step) r->rows_per_micro = r->rows_per_step;
     s = open_split(r, "train", &r->train);
     if (s == HOLA_OK && hl_dataset_has(o->data, "val")) s = open_split(r, "val", &r->val);
@@ -330,7 +334,8 @@ static hola_status setup_model(struct hl_run *r, int64_t step) {
     if (s == HOLA_OK) s = check_config(r, dir ? dir : o->from ? o->from : "the model");
     if (s == HOLA_OK) s = setup_memory(r, !dir);
     if (s == HOLA_OK && dir) s = hl_checkpoint_state(dir, &state);
-    if (s == HOLA_OK) s = setup_memory_use(r, state.slice_rows);
+    const int64_t before = state.slice_rows ? state.slice_rows : dir ? slice_rows(o, UNCHOSEN_TOKENS) : 0;
+    if (s == HOLA_OK) s = setup_memory_use(r, before);
     opt.max_tokens = r->rows_per_micro * o->seq_len;
     if (s == HOLA_OK) s = hl_trainer_new_part(&r->trainer, r->model, &opt, r->dist->rank, r->dist->size);
     if (s == HOLA_OK)

@@ -77,6 +77,10 @@ void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes
     WATCH(operation());
     memcpy(to, from, (size_t)bytes);
 }
+void hl_cuda_copy_strided(struct hl_cuda *c, void *to, const void *from, int64_t bytes, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        hl_cuda_memcpy(c, (char *)to + i * stride, (const char *)from + i * stride, bytes, HL_ON_DEVICE);
+}
 void hl_cuda_get(struct hl_cuda *c, void *stage, const void *from, int64_t bytes, int i) {
     c->part[i] = stage;
     memcpy(stage, from, (size_t)bytes);

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -24,8 +25,10 @@ def bench(monkeypatch):
 
 def test_arguments(bench, capsys, tmp_path):
     fla, flame = bench
-    for main, arguments, text in ((fla.main, ["gsa"], "gsa is not one of gdn, kda, gla, attention"),
-                                  (fla.main, ["--turns", "0"], "above 0"), (flame.main, ["--steps", "0"], "above 0"),
+    for main, arguments, text in ((fla.main, ["abc"], "abc is not one of gdn, kda, gla, gsa, attention"),
+                                  (fla.main, ["gdn:x"], "how many shapes is a number"),
+                                  (fla.main, ["--turns", "0"], "above 0"),
+                                  (fla.main, ["--tune-ms", "0"], "above 0"), (flame.main, ["--steps", "0"], "above 0"),
                                   (flame.main, ["--ways", "fla2"], "invalid choice")):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -42,7 +45,7 @@ def test_arguments(bench, capsys, tmp_path):
     assert {min(s[2] for s in sizes), max(s[2] for s in sizes)} == {2, 32}
 
 
-def test_tables(bench):
+def test_tables(bench, tmp_path):
     fla, flame = bench
     rows = [{"op": "gdn", "shape": (16, 2048, 4, 256, 256), "lengths": 0, "hola_forward_ms": 0.25,
              "other_forward_ms": 1.0, "hola_backward_ms": 1.0, "other_backward_ms": 0.5, "difference": 0.5, "same_bits": False,
@@ -50,7 +53,15 @@ def test_tables(bench):
             {"op": "kda", "shape": (1, 64, 1, 64, 64), "lengths": 3, "other": "fla",
              "other_failed": "OutOfResources: shared",
              "hola_forward_ms": 2.0, "hola_backward_ms": 3.0}]
+    rows.append({"op": "gsa", "shape": (32, 2048, 4, 128, 128), "lengths": 0, "other_backward_failed": "RuntimeError: no"})
+    said = tmp_path / "gla.txt"
+    said.write_text("gla  32 x   2048, 4 heads x 128, 128: forward 0.226 ms, backward 0.803 ms\n"
+                    "gsa  16 x   2048, 4 heads x 256, 256, 64 slots: forward 9.1 ms, backward 9.2 ms\n"
+                    "gsa  32 x   2048, 4 heads x 128, 128, 64 slots: forward 0.299 ms, backward 0.986 ms\n")
+    rows[-1].update(fla.of_bench_gla(str(said), rows[-1]["shape"]))
+    assert fla.of_bench_gla(str(said), (1, 2048, 4, 128, 128)) == {} == fla.of_bench_gla(None, rows[-1]["shape"])
     text = fla.report(rows)
+    assert "| gsa | 32 x 2048, 4 x 128, 128 | 0.299 |  |  | 0.986 |  |  | fla backward: RuntimeError: no; " in text
     assert "| gdn | 16 x 2048, 4 x 256, 256 | 0.25 | 1 | 4 | 1 | 0.5 | 0.5 |" in text
     assert "target 0.32 / 0.65; outputs differ by 0.5; other bits on another stream; host 80 us" in text
     assert "1 x 64 in 3" in text and "fla: OutOfResources: shared" in text and "slower in 1 of 2 comparisons" in text
@@ -80,8 +91,61 @@ def {name}(q, *more, **given):
 """
 
 
+NO_BACKWARD = """
+import torch
+
+class Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *x):
+        return sum(y.float().sum() for y in x) + x[2]
+
+    @staticmethod
+    def backward(ctx, d):
+        raise RuntimeError("refused\\nmore")
+
+def chunk_gsa(q, k, v, s, g, cu_seqlens):
+    return Refused.apply(q, k, v, s, g), None
+"""
+
+
+KERNELS = """
+import json, pathlib, sys
+import compare_compile
+import torch, triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import ty_to_cpp
+from triton.runtime.driver import driver
+
+class Driver:  # compiles for a GPU that is not there
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    map_python_to_cpp_type = staticmethod(ty_to_cpp)
+    launcher_cls = staticmethod(lambda src, metadata: None)
+
+def refuse(arguments):
+    raise RuntimeError("no")
+
+driver.set_active(Driver())
+tally = compare_compile.compile_only(pathlib.Path(sys.argv[sys.argv.index("--claims") + 1]))
+configs = [triton.Config({"N": n}, num_warps=w) for n, w in ((32, 1), (64, 1), (64, 2))]
+
+@triton.autotune(configs=configs + [triton.Config({"N": 128}, pre_hook=refuse)], key=["size"])
+@triton.jit
+def add(x, size, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(x + i, tl.load(x + i, i < size) + 1, i < size)
+
+x = torch.zeros(100)
+add[(4,)](x, 100)
+assert x.sum() == 0
+print(json.dumps(tally.__dict__))
+"""
+
+
 def fake_fla(folder):
-    """A package fla whose gdn ends the process the first time, whose kda does not end, and whose gla works."""
+    """A package fla whose gdn ends the process the first time, whose kda does not end, whose gla works, and whose gsa
+    refuses the backward pass."""
     ops = folder / "fla" / "ops"
     ops.mkdir(parents=True)
     for path in (folder / "fla" / "__init__.py", ops / "__init__.py", folder / "fla" / "layers.py"):
@@ -89,6 +153,7 @@ def fake_fla(folder):
     for module, name, what in (("gated_delta_rule", "chunk_gated_delta_rule", "os.abort()"),
                                ("kda", "chunk_kda", "time.sleep(600)"), ("gla", "chunk_gla", "")):
         (ops / f"{module}.py").write_text(FAKE.format(name=name, misbehaves=bool(what), what=what or "pass"))
+    (ops / "gsa.py").write_text(NO_BACKWARD)
 
 
 def test_compare_fla(tmp_path):
@@ -100,15 +165,68 @@ def test_compare_fla(tmp_path):
                          env={**os.environ, "FAKE_FLA": str(tmp_path)})
     assert got.returncode == 0, got.stderr[-2000:]
     rows = json.loads(out.read_text())["rows"]
-    assert [r["op"] for r in rows] == ["gdn", "kda", "gla", "attention", "gdn"] and all(r["same_bits"] for r in rows)
-    assert all(r["hola_forward_ms"] > 0 and r["hola_backward_ms"] > 0 for r in rows)
+    assert [r["op"] for r in rows] == ["gdn", "kda", "gla", "gsa", "attention", "gdn"]
+    gsa = rows.pop(3)
+    assert gsa["other_backward_failed"] == "RuntimeError: refused" and "other_backward_ms" not in gsa
+    assert gsa["other_forward_ms"] > 0 and "other_failed" not in gsa and not any(k.startswith("hola_") for k in gsa)
+    assert all(r["same_bits"] and r["hola_forward_ms"] > 0 and r["hola_backward_ms"] > 0 for r in rows)
     assert "ended with status -6" in rows[0]["other_failed"] and "more than 12 s" in rows[1]["other_failed"]
     for row in rows[2:]:
         assert row["other_forward_ms"] > 0 and row["other_backward_ms"] > 0 and row["difference"] < 0.01
     assert "of 6 comparisons" in got.stdout, got.stdout
-    got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "gla", "--budget", "0.01"],
-                         capture_output=True, text=True)
-    assert got.returncode == 0 and got.stdout.count("| gla |") == 2  # one as it comes, and in the table
+
+
+def test_budget(tmp_path):
+    """All ends when it is spent: the shape at hand keeps what it had, and the others are not begun."""
+    out = tmp_path / "fla.json"
+    fake_fla(tmp_path)
+    start = time.monotonic()
+    got = subprocess.run([sys.executable, BENCH / "compare_fla.py", "--dry-run", "--json", out, "--budget", "20", "--fla",
+                          tmp_path, "kda", "gla:1"], capture_output=True, text=True,
+                         env={**os.environ, "FAKE_FLA": str(tmp_path)})
+    assert got.returncode == 0 and 20 < time.monotonic() - start < 50, got.stderr[-2000:]
+    row, = json.loads(out.read_text())["rows"]
+    assert row["op"] == "kda" and row["hola_forward_ms"] > 0 and row["other_failed"] == "the time was up (--budget)"
+    assert "1 shapes were not begun" in got.stdout and got.stdout.count("| kda |") == 2  # as it comes, and in the table
+
+
+def test_compile(tmp_path, bench, monkeypatch):
+    """Every candidate is compiled by one of two processes, with its launcher, and none is launched."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(BENCH))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    import compare_compile
+
+    def compiled(n):
+        said = tmp_path / "said"
+        with open(said, "w") as file:
+            monkeypatch.setattr(compare_compile, "print", lambda *x, **_: print(*x, file=file), raising=False)
+            assert compare_compile.in_processes([sys.executable, str(tmp_path / "kernels.py")], n, 300) == 0
+        return said.read_text(), len(list(tmp_path.glob("cache/*/add.cubin")))
+
+    said, cubins = compiled(2)
+    assert cubins == 3 and "compiled 3 kernels and 1 launchers" in said and "of 2 processes" in said, said
+    assert "not: {'RuntimeError': 2}" in said, said  # a candidate that is refused, in each process
+    before = {x: x.stat().st_mtime_ns for x in tmp_path.glob("cache/*/*.cubin")}
+    assert compiled(1)[1] == 3 and before == {x: x.stat().st_mtime_ns for x in before}  # all are found
+
+
+def test_tune_for(bench, monkeypatch):
+    """Triton's own timing of a candidate, for fewer milliseconds; a kernel's own is left alone."""
+    pytest.importorskip("triton")
+    import compare_compile
+    import triton.testing
+    from triton.runtime.autotuner import Autotuner
+
+    monkeypatch.setattr(triton.testing, "do_bench", lambda f, **given: (f(), given))
+    monkeypatch.setattr(Autotuner, "do_bench", Autotuner.__dict__["do_bench"])  # and back afterwards
+    compare_compile.tune_for(20)
+    tuner = Autotuner.__new__(Autotuner)
+    tuner._do_bench = None
+    assert tuner.do_bench(lambda: 7, quantiles=(0.5,)) == (7, {"warmup": 5, "rep": 20, "quantiles": (0.5,)})
+    tuner._do_bench = len
+    assert tuner.do_bench("abc") == 3
 
 
 def test_compare_flame(program, tmp_path):

@@ -96,6 +96,10 @@ extern "C" void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_
     const struct conv a = open_conv(p);
     const bool single = all_single(p->rows);
     if (a.T == 0) return;
+    if (!single && HL_OP(conv_ring_forward)(c, p)) {
+        keep_tails(c, &a, p->rows);
+        return;
+    }
     switch (a.W) {
     case 1: forward<1>(c, &a, single); break;
     case 2: forward<2>(c, &a, single); break;

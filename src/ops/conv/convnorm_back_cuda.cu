@@ -5,7 +5,11 @@
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 8, BACK_PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows in flight */
+enum { V = WIDE, RING = 8, PLACE = THREADS * 16 }; /* RING: rows in flight */
+/* norms: 2, both; 1, the L2 norm; 0, none. Their arrays: x, a gradient for each norm or of y. */
+template <int norms> struct kind {
+    enum { ARRAYS = norms == 2 ? 3 : 2 };
+};
 
 /* State of a scan: x of the previous TAPS - 1 rows, the partial dx of as many rows, and the next row to fetch. */
 struct walk {
@@ -19,18 +23,18 @@ struct walk {
     bool live;
 };
 
-template <bool two> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
-    return k.ring + (unsigned)row % RING * (two ? 3 : 2) * PLACE;
+template <int norms> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
+    return k.ring + (unsigned)row % RING * kind<norms>::ARRAYS * PLACE;
 }
 static __device__ __forceinline__ float *factor_of(const struct walk &k, int row) {
     return k.factors + (unsigned)row % RING * THREADS;
 }
-template <bool two> static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
-    char *slot = slot_of<two>(k, k.next);
+template <int norms> static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k, int stop) {
+    char *slot = slot_of<norms>(k, k.next);
     if (k.next < stop) {
-        copy_async4(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
+        if (norms > 0) copy_async4(factor_of(k, k.next), k.next_r), k.next_r += a.heads;
         copy_async(slot, k.next_x), copy_async(slot + PLACE, k.next_dy);
-        if (two) copy_async(slot + 2 * PLACE, (const char *)k.next_dy + a.apart);
+        if (norms == 2) copy_async(slot + 2 * PLACE, (const char *)k.next_dy + a.apart);
         k.next_x += a.c.ld, k.next_dy += a.c.C, k.next++;
     }
     copy_commit();
@@ -51,37 +55,38 @@ static __device__ __forceinline__ float rms_factor(const struct conv_norm &a, fl
 }
 
 /* u becomes y = SiLU(u), slope its derivative; returns the thread's part of the norms' projection on y: y.dy r^3 +
- * y.(dyt gamma) rt^3 / K. */
-template <bool two>
+ * y.(dyt gamma) rt^3 / K. Without norms slope becomes the gradient of u. */
+template <int norms>
 static __device__ __forceinline__ float look_at(const struct conv_norm &a, const struct walk &k, const char *slot,
                                                 float r, float rt, float *u, float *slope) {
     float dy[V], dyt[V], sum = 0.0f, sum_t = 0.0f;
     load_wide(dy, (const act *)(slot + PLACE));
-    if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
+    if (norms == 2) load_wide(dyt, (const act *)(slot + 2 * PLACE));
     for (int v = 0; v < V; v++) {
         const float s = fast_sigmoid(u[v]), y = u[v] * s;
         slope[v] = s + (y - y * s), u[v] = y;
+        if (norms == 0) slope[v] *= dy[v];
         sum += y * dy[v];
-        if (two) sum_t += y * (dyt[v] * k.gamma[v]);
+        if (norms == 2) sum_t += y * (dyt[v] * k.gamma[v]);
     }
-    return sum * (r * r * r) + (two ? sum_t * (rt * rt * rt * a.share) : 0.0f);
+    return sum * (r * r * r) + (norms == 2 ? sum_t * (rt * rt * rt * a.share) : 0.0f);
 }
 
 /* A row, with `along` of its head: its gradient is added to the rows it read. counted: it contributes to this range's
  * dw and dgamma. dx: of the row TAPS - 1 earlier, which is now complete. */
-template <bool two>
+template <int norms>
 static __device__ __forceinline__ void back_row(struct walk &k, const char *slot, bool counted, float r, float rt,
                                                 float along, const float *x, const float *y, const float *slope,
                                                 float *dx) {
     float dy[V], dyt[V];
-    load_wide(dy, (const act *)(slot + PLACE));
-    if (two) load_wide(dyt, (const act *)(slot + 2 * PLACE));
+    if (norms > 0) load_wide(dy, (const act *)(slot + PLACE));
+    if (norms == 2) load_wide(dyt, (const act *)(slot + 2 * PLACE));
     for (int v = 0; v < V; v++) {
-        const float mine = two ? rt * dyt[v] : 0.0f;
-        const float dn = r * dy[v] + (two ? mine * k.gamma[v] : 0.0f) - y[v] * along;
+        const float mine = norms == 2 ? rt * dyt[v] : 0.0f;
+        const float dn = norms > 0 ? r * dy[v] + (norms == 2 ? mine * k.gamma[v] : 0.0f) - y[v] * along : 1.0f;
         const float du = dn * slope[v];
         if (counted) {
-            if (two) k.dgamma[v] += mine * y[v];
+            if (norms == 2) k.dgamma[v] += mine * y[v];
             for (int i = 0; i + 1 < TAPS; i++) k.dw[i][v] += du * k.h[i][v];
             k.dw[TAPS - 1][v] += du * x[v];
         }
@@ -93,56 +98,63 @@ static __device__ __forceinline__ void back_row(struct walk &k, const char *slot
 }
 
 /* Rows t and t + 1, of this stretch and of one segment whose dx is wanted from TAPS - 1 rows before t. */
-template <int lanes, bool two>
+template <int lanes, int norms>
 static __device__ __forceinline__ void two_rows(const struct conv_norm &a, struct walk &k, int t) {
-    const char *slot[PAIR] = {slot_of<two>(k, t), slot_of<two>(k, t + 1)};
+    const char *slot[PAIR] = {slot_of<norms>(k, t), slot_of<norms>(k, t + 1)};
     float x[PAIR][V], y[PAIR][V], slope[PAIR][V], r[PAIR], rt[PAIR], along[PAIR], dx[V];
-    for (int j = 0; j < PAIR; j++) r[j] = *factor_of(k, t + j), load_wide(x[j], (const act *)slot[j]);
+    for (int j = 0; j < PAIR; j++)
+        r[j] = norms > 0 ? *factor_of(k, t + j) : 0.0f, load_wide(x[j], (const act *)slot[j]);
     conv_row<V>(y[0], k.w, k.h, x[0]);
     conv_second<V>(y[1], k.w, k.h, x[0], x[1]);
     for (int j = 0; j < PAIR; j++) {
-        rt[j] = two ? rms_factor(a, r[j]) : 0.0f;
-        along[j] = look_at<two>(a, k, slot[j], r[j], rt[j], y[j], slope[j]);
+        rt[j] = norms == 2 ? rms_factor(a, r[j]) : 0.0f;
+        along[j] = look_at<norms>(a, k, slot[j], r[j], rt[j], y[j], slope[j]);
     }
-    head_sums<lanes, PAIR>(along);
+    if (norms > 0) head_sums<lanes, PAIR>(along);
     for (int j = 0; j < PAIR; j++) {
-        back_row<two>(k, slot[j], true, r[j], rt[j], along[j], x[j], y[j], slope[j], dx);
+        back_row<norms>(k, slot[j], true, r[j], rt[j], along[j], x[j], y[j], slope[j], dx);
         if (k.live) store_wide(k.to, dx);
         k.to += a.c.ld;
     }
 }
-template <int lanes, bool two>
+template <int lanes, int norms>
 static __device__ __forceinline__ void one_row(const struct conv_norm &a, struct walk &k, int t) {
-    const char *slot = slot_of<two>(k, t);
+    const char *slot = slot_of<norms>(k, t);
     float x[V], y[V], slope[V], dx[V];
-    const float r = *factor_of(k, t), rt = two ? rms_factor(a, r) : 0.0f;
+    const float r = norms > 0 ? *factor_of(k, t) : 0.0f, rt = norms == 2 ? rms_factor(a, r) : 0.0f;
     load_wide(x, (const act *)slot);
     conv_row<V>(y, k.w, k.h, x);
-    float along = look_at<two>(a, k, slot, r, rt, y, slope);
-    head_sums<lanes, 1>(&along);
-    back_row<two>(k, slot, t < k.t1, r, rt, along, x, y, slope, dx);
+    float along = look_at<norms>(a, k, slot, r, rt, y, slope);
+    if (norms > 0) head_sums<lanes, 1>(&along);
+    back_row<norms>(k, slot, t < k.t1, r, rt, along, x, y, slope, dx);
     if (k.live && t - (TAPS - 1) >= k.low) store_wide(k.to, dx);
     k.to += a.c.ld;
 }
 
-template <int lanes, bool two>
+template <int lanes, int norms>
 static __device__ __forceinline__ void next_pair(const struct conv_norm &a, struct walk &k, int t, int stop) {
     copy_wait<RING - PAIR>();
-    two_rows<lanes, two>(a, k, t);
-    fetch<two>(a, k, stop), fetch<two>(a, k, stop);
+    two_rows<lanes, norms>(a, k, t);
+    fetch<norms>(a, k, stop), fetch<norms>(a, k, stop);
 }
 
 /* The rows of a range, and TAPS - 1 more of its last segment for the last dx. */
-template <int lanes, bool two>
+template <int lanes, int norms, bool flat>
 static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0, int64_t c) {
-    const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
-    const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
-    k.next = k.low = t0, k.end = (int)(first.row + first.len);
+    const bool early = flat && k.t1 - t0 >= RING; /* the first rows are then of the range */
+    k.next = k.low = t0;
     k.next_x = a.c.x + t0 * a.c.ld + c, k.next_dy = a.dy + t0 * a.c.C + c;
     k.to = a.c.dx + (t0 - (TAPS - 1)) * a.c.ld + c;
-    k.next_r = a.r + t0 * a.heads + c / a.K;
+    k.next_r = norms > 0 ? a.r + t0 * a.heads + c / a.K : NULL;
+    if (early)
 #pragma unroll 1
-    for (int i = 0; i < RING; i++) fetch<two>(a, k, stop);
+        for (int i = 0; i < RING; i++) fetch<norms>(a, k, k.t1);
+    const struct hl_seg last = a.c.seg[a.c.row_seg[k.t1 - 1]], first = a.c.seg[a.c.row_seg[t0]];
+    const int stop = (int)min((int64_t)k.t1 + TAPS - 1, last.row + last.len);
+    k.end = (int)(first.row + first.len);
+    if (!early)
+#pragma unroll 1
+        for (int i = 0; i < RING; i++) fetch<norms>(a, k, stop);
     for (int i = 0; i < TAPS - 1; i++) {
         const int row = t0 - (TAPS - 1) + i;
         for (int v = 0; v < V; v++) k.h[i][v] = k.dx[i][v] = 0.0f;
@@ -156,14 +168,14 @@ static __device__ __forceinline__ void walk_back(const struct conv_norm &a, stru
         }
         const int whole = min(k.t1, k.end) - PAIR; /* the last row that begins a pair */
         while (t - (TAPS - 1) >= k.low && t <= whole) {
-            next_pair<lanes, two>(a, k, t, stop), t += PAIR;
-            if (two && t <= whole) /* again: fewer register moves */
-                next_pair<lanes, two>(a, k, t, stop), t += PAIR;
+            next_pair<lanes, norms>(a, k, t, stop), t += PAIR;
+            if (norms == 2 && t <= whole) /* again: fewer register moves */
+                next_pair<lanes, norms>(a, k, t, stop), t += PAIR;
         }
         if (t == k.end || t == stop) continue;
         copy_wait<RING - 1>();
-        one_row<lanes, two>(a, k, t);
-        fetch<two>(a, k, stop);
+        one_row<lanes, norms>(a, k, t);
+        fetch<norms>(a, k, stop);
         t++;
     }
     leave_segment(a, k, stop);
@@ -185,40 +197,71 @@ static __device__ __forceinline__ void block_rows(float *to, const float *mine, 
     }
 }
 
-template <int lanes, bool two>
-static __global__ void __launch_bounds__(THREADS, BACK_PER_SM) conv_norm_bwd(struct conv_norm a) {
+/* The same for partial sums that lie [n][C / V] in memory, so that neighbours write neighbours. */
+template <int n> static __device__ __forceinline__ void block_columns(float *to, const float *mine, int64_t C) {
+    const int across = (int)blockDim.x, all = (int)(C / V), x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    float *sums = (float *)shared_memory();
+    __syncthreads();
+    for (int i = 0; i < n; i++) sums[(threadIdx.y * n + i) * across + threadIdx.x] = mine[i];
+    __syncthreads();
+    for (int i = (int)threadIdx.y; x < all && i < n; i += (int)blockDim.y) {
+        float s = 0.0f;
+        for (int y = 0; y < (int)blockDim.y; y++) s += sums[(y * n + i) * across + threadIdx.x];
+        to[i * all + x] = s;
+    }
+}
+
+template <int lanes, int norms, int PER_SM, bool flat>
+static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_bwd(struct conv_norm a) {
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
     struct walk k;
     k.live = mine < a.c.C; /* the others participate, since whole warps sum */
     k.t1 = (int)stretch_begin(a.c.T, 1);
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-    k.factors = (float *)(shared_memory() + RING * (two ? 3 : 2) * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
+    k.factors =
+        (float *)(shared_memory() + RING * kind<norms>::ARRAYS * PLACE) + threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     for (int v = 0; v < V; v++) {
         for (int i = 0; i < TAPS; i++) k.dw[i][v] = 0.0f;
-        k.gamma[v] = two ? a.gamma[c % a.K + v] : 0.0f, k.dgamma[v] = 0.0f;
+        k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f, k.dgamma[v] = 0.0f;
     }
     load_taps<V>(k.w, a.c.w, c);
-    if (t0 < k.t1) walk_back<lanes, two>(a, k, t0, c);
+    if (flat) pdl_wait(), pdl_trigger();
+    if (t0 < k.t1) walk_back<lanes, norms, flat>(a, k, t0, c);
     copy_wait<0>();
     float trans[V * TAPS];
     for (int v = 0; v < V; v++)
         for (int i = 0; i < TAPS; i++) trans[v * TAPS + i] = k.dw[i][v];
-    block_rows<V * TAPS>(a.part + (int64_t)blockIdx.y * a.c.C * TAPS, trans, k.live, c * TAPS);
-    if (two) block_rows<V>(a.gamma_part + (int64_t)blockIdx.y * a.c.C, k.dgamma, k.live, c);
+    float *part = a.part + (int64_t)blockIdx.y * a.c.C * TAPS, *gamma_part = a.gamma_part + (int64_t)blockIdx.y * a.c.C;
+    if (flat) {
+        block_columns<V * TAPS>(part, trans, a.c.C);
+        if (norms == 2) block_columns<V>(gamma_part, k.dgamma, a.c.C);
+    } else {
+        block_rows<V * TAPS>(part, trans, k.live, c * TAPS);
+        if (norms == 2) block_rows<V>(gamma_part, k.dgamma, k.live, c);
+    }
 }
 
-/* out[i] += sum over p of part[p][i]: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps and of
- * gamma in one launch, gamma's blocks first: they have more to add. */
+/* The sum over p of part[p][i] for every i: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps
+ * and of gamma in one launch, gamma's blocks first: they have more to add. p counts blocks and, for gamma, their heads;
+ * i counts `width` threads, then the numbers of a thread, of which it has `each` in a row of out. */
 enum { WARPS = 32 };
 struct sums {
     float *out; /* NULL: not needed */
     const float *part;
-    int P, n, blocks;
+    int P, n, blocks, heads, width, apart, each;
+    int64_t stride;
 };
 static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) {
-    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0};
+    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0, 1, (int)n, 0, 1, n};
+    return s;
+}
+/* ... of block_columns, with `each` numbers of each of C / V threads, `width` of which belong to a head */
+static struct sums column_sums(float *out, const float *part, int64_t blocks, int64_t C, int each, int width) {
+    const int all = (int)(C / V), heads = all / width, n = width * each;
+    const struct sums s = {out, part, (int)blocks * heads, n, out ? (int)blocks_for(n, 32) : 0, heads, width,
+                           all, each, (int64_t)all * each};
     return s;
 }
 static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, struct sums b) {
@@ -230,14 +273,33 @@ static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, str
     float sum = 0.0f;
     pdl_wait(), pdl_trigger();
     if (i < s.n) { /* tested once: loads of several p are then in flight together */
+        const float *part = s.part + i / s.width * s.apart + i % s.width;
 #pragma unroll 8
-        for (int p = warp; p < s.P; p += WARPS) sum += s.part[(int64_t)p * s.n + i];
+        for (int p = warp; p < s.P; p += WARPS) sum += part[p / s.heads * s.stride + p % s.heads * s.width];
     }
     warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= s.n) return;
     for (int k = 1; k < WARPS; k++) sum += warp_sums[k][lane];
-    s.out[i] += sum;
+    s.out[i % s.width * s.each + i / s.width] += sum;
+}
+
+template <int lanes, int norms, int PER_SM, bool flat>
+static void run(struct hl_cuda *c, struct conv_norm a, float *dw, float *dgamma) {
+    dim3 grid, block;
+    conv_norm_shape(c, &a, PER_SM, &grid, &block);
+    a.part = (float *)hl_cuda_scratch(c, grid.y * a.c.C * (TAPS + 1) * (int64_t)sizeof(float));
+    if (!a.part) return;
+    a.gamma_part = a.part + grid.y * a.c.C * TAPS;
+    const size_t shared = RING * (kind<norms>::ARRAYS * PLACE + (norms > 0 ? THREADS * 4 : 0));
+    if (hl_pointwise_design == 2) launch_pdl(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
+    else launch(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
+    const struct sums taps = flat ? column_sums(dw, a.part, grid.y, a.c.C, V * TAPS, (int)(a.c.C / V))
+                                  : sums_of(dw, a.part, grid.y, a.c.C * TAPS),
+                      gamma = flat ? column_sums(dgamma, a.gamma_part, grid.y, a.c.C, V, lanes)
+                                   : sums_of(dgamma, a.gamma_part, grid.y * a.heads, a.K);
+    if (taps.blocks + gamma.blocks > 0)
+        launch_pdl(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
 }
 
 extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struct hl_convnorm *n) {
@@ -247,7 +309,6 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
     struct hl_cuda *c = hl_cuda_of(backend);
     struct conv_norm a = open_conv_norm(conv, l2, rms);
     const int lanes = head_lanes(&a);
-    dim3 grid, block;
     if (a.c.T == 0) return;
     if (!lanes) {
         if (rms) {
@@ -257,17 +318,21 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
         HL_OP(conv_backward)(backend, conv);
         return;
     }
-    conv_norm_shape(c, &a, BACK_PER_SM, &grid, &block);
-    a.part = (float *)hl_cuda_scratch(c, grid.y * a.c.C * (TAPS + 1) * (int64_t)sizeof(float));
-    if (!a.part) return;
-    a.gamma_part = a.part + grid.y * a.c.C * TAPS;
-#define RUN(n)                                                                     \
-    launch(c, rms ? conv_norm_bwd<n, true> : conv_norm_bwd<n, false>, grid, block, \
-           RING *((rms ? 3 : 2) * PLACE + THREADS * 4), a)
+    const bool flat = hl_pointwise_design > 0;
+    float *dgamma = rms ? rms->dw : NULL;
+#define RUN(n)                                                                                               \
+    rms    ? flat ? run<n, 2, 2, true>(c, a, conv->dw, dgamma) : run<n, 2, 2, false>(c, a, conv->dw, dgamma) \
+       : flat ? run<n, 1, 2, true>(c, a, conv->dw, dgamma)                                                   \
+           : run<n, 1, 2, false>(c, a, conv->dw, dgamma)
     BY_LANES(lanes, RUN)
 #undef RUN
-    const struct sums taps = sums_of(conv->dw, a.part, grid.y, a.c.C * TAPS),
-                      gamma = sums_of(rms ? rms->dw : NULL, a.gamma_part, grid.y * a.heads, a.K);
-    if (taps.blocks + gamma.blocks > 0)
-        launch_pdl(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
+}
+
+extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_conv *conv) {
+    struct conv_norm a = {open_conv(conv)};
+    if (hl_pointwise_design == 0 || !ring_takes(&a.c)) return false;
+    a.dy = a.c.dy;
+    if (hl_pointwise_design == 1) run<4, 0, 3, true>(c, a, conv->dw, NULL);
+    else run<4, 0, 2, true>(c, a, conv->dw, NULL);
+    return true;
 }

@@ -32,12 +32,15 @@ static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_
     a.yt = (act *)r->y, a.apart = (int64_t)((intptr_t)r->dy - (intptr_t)l->dy);
     return a;
 }
+/* Whether the kernels can do this convolution, without norms. */
+static inline bool ring_takes(const struct conv *a) {
+    return a->W == TAPS && a->w && a->C % WIDE == 0 && a->ld % WIDE == 0;
+}
 /* Lanes per head with WIDE channels each; 0: unsupported heads. The same for both directions, since the backward pass
  * needs different inputs after separate ops. */
 static inline int head_lanes(const struct conv_norm *a) {
     const int64_t lanes = a->K / WIDE;
-    const bool whole = a->K % WIDE == 0 && a->c.C % a->K == 0 && a->c.ld % WIDE == 0;
-    if (!whole || a->c.W != TAPS || !a->c.w) return 0;
+    if (a->K % WIDE != 0 || a->c.C % a->K != 0 || !ring_takes(&a->c)) return 0;
     return lanes == 4 || lanes == 8 || lanes == 16 || lanes == 32 ? (int)lanes : 0;
 }
 #define BY_LANES(lanes, RUN) \

@@ -8,10 +8,6 @@
 #else
 #include "ops/linear/fp8_tile_cuda.cuh"
 
-/* Designs under test. */
-extern "C" int hl_fp8_design;
-int hl_fp8_design = 0;
-
 struct source {
     const act *x;
     uint32_t ld, row0; /* the first row of this launch */
@@ -33,12 +29,10 @@ template <int ROWS, int format, bool once>
 static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, ROWS == 8 ? 4 : 3)
     tiles(struct source a, struct fp8_forms f) {
     __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_lane l = fp8_lane_of();
-    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
-    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
+    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
     uint32_t x[ROWS][FP8_PAIRS];
-    fp8_load<ROWS, once>(x, a.x + (int64_t)i * a.ld + j, a.ld, i < f.rows && j < f.cols);
-    fp8_make_tile<ROWS, format>(x, &s, i0, j0, f);
+    fp8_load<ROWS, once>(x, a.x + (int64_t)at.i * a.ld + at.j, a.ld, at.i < f.rows && at.j < f.cols);
+    fp8_make_tile<ROWS, format>(x, &s, at.i0, at.j0, f);
 }
 
 /* The same, persistent: the next tile is on its way to shared memory while this one is in registers. A thread reads
@@ -96,24 +90,22 @@ template <int format>
 static __global__ void __launch_bounds__(fp8_tile<8>::THREADS, 4) weights(struct source a, struct fp8_forms f) {
     enum { ROWS = 8 };
     __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_lane l = fp8_lane_of();
-    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
-    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
-    const bool in = i < f.rows && j < f.cols;
+    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
+    const bool in = at.i < f.rows && at.j < f.cols;
     uint32_t x[ROWS][FP8_PAIRS], column[FP8_PAIRS], row[ROWS / 2];
-    fp8_load<ROWS>(x, a.x + (int64_t)i * a.ld + j, a.ld, in);
+    fp8_load<ROWS>(x, a.x + (int64_t)at.i * a.ld + at.j, a.ld, in);
     fp8_patch_most<ROWS>(x, column, row);
     const struct fp8_scales of = fp8_scale_pair<format>(whole_most<ROWS>(column, s.inverse));
     if (f.codes) {
         for (int k = 0; k < ROWS / 2; k++) row[k] = of.inverse;
-        if (in) fp8_put_rows<ROWS, format>(x, row, f.codes + (int64_t)i * f.cols + j, (uint32_t)f.cols);
-        put_tile_scale(f.scale, i0 / FP8_SIDE, blockIdx.x, gridDim.x, low(of.scale));
+        if (in) fp8_put_rows<ROWS, format>(x, row, f.codes + (int64_t)at.i * f.cols + at.j, (uint32_t)f.cols);
+        put_tile_scale(f.scale, at.i0 / FP8_SIDE, blockIdx.x, gridDim.x, low(of.scale));
     }
     if (!f.codes_t) return;
-    fp8_put_columns<ROWS, format>(x, make_uint4(of.inverse, of.inverse, of.inverse, of.inverse), l, s.code);
-    put_tile_scale(f.scale_t, blockIdx.x, i0 / FP8_SIDE, (f.rows + FP8_SIDE - 1) / FP8_SIDE, low(of.scale));
+    fp8_put_columns<ROWS, format>(x, make_uint4(of.inverse, of.inverse, of.inverse, of.inverse), fp8_lane_of(), s.code);
+    put_tile_scale(f.scale_t, blockIdx.x, at.i0 / FP8_SIDE, (f.rows + FP8_SIDE - 1) / FP8_SIDE, low(of.scale));
     __syncthreads();
-    fp8_copy_columns<ROWS>(s.code, i0, j0, f);
+    fp8_copy_columns<ROWS>(s.code, at.i0, at.j0, f);
 }
 
 template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp8_quantise *a) {
@@ -124,15 +116,16 @@ template <int format> static void quantise(struct hl_cuda *c, const struct hl_fp
                 {by_rows<4, format, true>, 64, 256},
                 {by_rows<8, format, false>, 128, 256},
                 {tiles<8, format, false>, 128, 256}},
-      all[] = {
+      columns[] = {
           {tiles<8, format, false>, 128, 256}, {tiles<8, format, true>, 128, 256}, {tiles<4, format, false>, 128, 512}};
-    const int d = hl_fp8_design;
+    const enum hl_fp8_kind kind = !a->codes_t ? HL_FP8_ROWS : a->codes ? HL_FP8_BOTH : HL_FP8_COLUMNS;
+    const int d = hl_fp8_maker[kind].taken;
     const struct fp8_forms f = {(int)a->rows, (int)a->cols, a->codes, a->codes_t, a->scale, a->scale_t};
     const struct source from = {(const act *)a->x, (uint32_t)a->ld, 0};
     const int64_t across = hl_pieces(a->cols, FP8_SIDE);
     if (a->blocks) fp8_launch(c, weights<format>, 256, FP8_SIDE, across, from, &f);
-    else if (!a->codes_t) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
-    else if (d < 3) fp8_launch(c, all[d].kernel, all[d].threads, all[d].rows, across, from, &f);
+    else if (kind == HL_FP8_ROWS) fp8_launch(c, rows[d].kernel, rows[d].threads, rows[d].rows, across, from, &f);
+    else if (d < 3) fp8_launch(c, columns[d].kernel, columns[d].threads, columns[d].rows, across, from, &f);
     else {
         const unsigned n = (unsigned)across * blocks_for(a->rows, FP8_SIDE), most = 4 * (unsigned)hl_cuda_sms(c);
         launch(c, tiles_ahead<format>, n < most ? n : most, 256, sizeof(struct fp8_tile<8>) + 32768, from, f);

@@ -27,6 +27,17 @@ static __device__ __forceinline__ struct fp8_lane fp8_lane_of() {
     l.tx = (l.lane % 8) | (l.lane & 16) / 2, l.ty = 2 * l.warp + l.lane / 8 % 2;
     return l;
 }
+/* In a grid of tiles: the first row and column of the block's tile, and of the thread's patch. row0: of the launch. */
+struct fp8_place {
+    int i0, j0, i, j;
+};
+template <int ROWS> static __device__ __forceinline__ struct fp8_place fp8_place_of(uint32_t row0) {
+    const struct fp8_lane l = fp8_lane_of();
+    struct fp8_place at;
+    at.i0 = row0 + blockIdx.y * FP8_SIDE, at.j0 = blockIdx.x * FP8_SIDE;
+    at.i = at.i0 + l.ty * ROWS, at.j = at.j0 + l.tx * FP8_EACH;
+    return at;
+}
 /* A thread's patch: 0 outside of the matrix. once: what is read leaves the caches first. */
 template <int ROWS, bool once = false>
 static __device__ __forceinline__ void fp8_load(uint32_t (*x)[FP8_PAIRS], const act *from, uint32_t ld, bool in) {

@@ -8,8 +8,6 @@
 #include "ops/linear/fp8_tile_cuda.cuh"
 #include "ops/swiglu/swiglu_cuda.cuh"
 
-extern "C" int hl_fp8_design;
-
 struct swiglu_source {
     const act *gate, *up, *dy;
     uint32_t ld, D, row0; /* ld: of gate and up; row0: the first row of this launch */
@@ -19,34 +17,30 @@ template <int ROWS, int format>
 static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, 2)
     swiglu_output_fp8(struct swiglu_source a, struct fp8_forms f) {
     __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_lane l = fp8_lane_of();
-    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
-    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
-    const int64_t at = (int64_t)i * a.ld + j;
-    const bool in = i < f.rows && j < f.cols;
+    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
+    const int64_t first = (int64_t)at.i * a.ld + at.j;
+    const bool in = at.i < f.rows && at.j < f.cols;
     uint32_t g[ROWS][FP8_PAIRS], u[ROWS][FP8_PAIRS];
-    fp8_load<ROWS>(g, a.gate + at, a.ld, in);
-    fp8_load<ROWS>(u, a.up + at, a.ld, in);
+    fp8_load<ROWS>(g, a.gate + first, a.ld, in);
+    fp8_load<ROWS>(u, a.up + first, a.ld, in);
 #pragma unroll
     for (int p = 0; p < ROWS; p++)
 #pragma unroll
         for (int k = 0; k < FP8_PAIRS; k++)
             g[p][k] = pack2(swiglu(low(g[p][k]), low(u[p][k])), swiglu(high(g[p][k]), high(u[p][k])));
-    fp8_make_tile<ROWS, format>(g, &s, i0, j0, f);
+    fp8_make_tile<ROWS, format>(g, &s, at.i0, at.j0, f);
 }
 
 template <int ROWS, int format>
 static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, 2)
     swiglu_gradients_fp8(struct swiglu_source a, struct fp8_forms f) {
     __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_lane l = fp8_lane_of();
-    const int i0 = a.row0 + blockIdx.y * FP8_SIDE, j0 = blockIdx.x * FP8_SIDE;
-    const int i = i0 + l.ty * ROWS, j = j0 + l.tx * FP8_EACH;
-    const int64_t at = (int64_t)i * a.ld + j;
+    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
+    const int64_t first = (int64_t)at.i * a.ld + at.j;
     uint32_t g[ROWS][FP8_PAIRS], u[ROWS][FP8_PAIRS], dy[ROWS][FP8_PAIRS];
-    fp8_load<ROWS>(g, a.gate + at, a.ld, i < f.rows);
-    fp8_load<ROWS>(u, a.up + at, a.ld, i < f.rows);
-    fp8_load<ROWS>(dy, a.dy + (int64_t)i * a.D + j, a.D, i < f.rows);
+    fp8_load<ROWS>(g, a.gate + first, a.ld, at.i < f.rows);
+    fp8_load<ROWS>(u, a.up + first, a.ld, at.i < f.rows);
+    fp8_load<ROWS>(dy, a.dy + (int64_t)at.i * a.D + at.j, a.D, at.i < f.rows);
 #pragma unroll
     for (int p = 0; p < ROWS; p++)
 #pragma unroll
@@ -55,8 +49,8 @@ static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, 2)
             swiglu_gradients(&g0, &u0, low(dy[p][k])), swiglu_gradients(&g1, &u1, high(dy[p][k]));
             g[p][k] = pack2(g0, g1), u[p][k] = pack2(u0, u1);
         }
-    fp8_make_tile<ROWS, format>(g, &s, i0, j0, f);
-    fp8_make_tile<ROWS, format>(u, &s, i0, (int)a.D + j0, f);
+    fp8_make_tile<ROWS, format>(g, &s, at.i0, at.j0, f);
+    fp8_make_tile<ROWS, format>(u, &s, at.i0, (int)a.D + at.j0, f);
 }
 
 /* ---- launches ---- */
@@ -76,13 +70,14 @@ static void swiglu_launch(struct hl_cuda *c, const struct hl_swiglu *s,
 }
 static void swiglu_output(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                           struct fp8_form by_columns) {
-    if (hl_fp8_design == 0) swiglu_launch(c, s, swiglu_output_fp8<4, HL_E4M3>, 512, s->D, by_rows, by_columns);
+    if (hl_fp8_maker[HL_FP8_SWIGLU].taken == 0)
+        swiglu_launch(c, s, swiglu_output_fp8<4, HL_E4M3>, 512, s->D, by_rows, by_columns);
     else swiglu_launch(c, s, swiglu_output_fp8<8, HL_E4M3>, 256, s->D, by_rows, by_columns);
 }
 /* D: a multiple of 128 */
 static void swiglu_gradients(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                              struct fp8_form by_columns) {
-    if (hl_fp8_design == 0)
+    if (hl_fp8_maker[HL_FP8_SWIGLU_BACK].taken == 0)
         swiglu_launch(c, s, swiglu_gradients_fp8<4, HL_FP8_GRADIENTS>, 512, 2 * s->D, by_rows, by_columns);
     else swiglu_launch(c, s, swiglu_gradients_fp8<8, HL_FP8_GRADIENTS>, 256, 2 * s->D, by_rows, by_columns);
 }

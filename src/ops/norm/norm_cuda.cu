@@ -2,14 +2,7 @@
  * by a warp. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/fastmath.cuh"
-#include "ops/norm/norm_cuda.cuh"
-
-/* start of row m of z and dz */
-static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m) {
-    if (a.z_heads == 0) return m * a.D;
-    const unsigned t = (unsigned)m / (unsigned)a.z_heads;
-    return t * a.z_ld + (m - t * a.z_heads) * a.D;
-}
+#include "ops/norm/norm_rows_cuda.cuh"
 
 /* the gate and its slope, s being sigma(z) */
 static __device__ __forceinline__ float gate(const struct norm &a, float z, float s) { return a.z_sigmoid ? s : z * s; }
@@ -184,8 +177,29 @@ static __global__ void norm_dw_any(struct norm a) {
 /* backward: two rows per warp instead of one if that gives a lane four pieces in flight instead of two */
 static int back_lanes(int64_t pieces) { return pieces > 32 && pieces <= 64 ? 16 : lanes_for(pieces); }
 
+/* Design 2 gives a block four rounds, however many blocks that takes. */
+template <int lanes, int N, bool gated> static void run_forward(struct hl_cuda *c, const struct norm *n) {
+    enum { AHEAD = 4 / N, GROUPS = FWD_THREADS / lanes };
+    const int64_t all = (n->M + GROUPS - 1) / GROUPS, most = forward_blocks<N, gated>::PER_SM * hl_cuda_sms(c);
+    const int64_t blocks = hl_pointwise_design == 2 && all > most ? (all + 3) / 4 : min(all, most);
+    launch_pdl(c, norm_fwd_rows<lanes, N, AHEAD, gated>, (unsigned)blocks, FWD_THREADS, 0, *n);
+}
+#define FORWARD(lanes, N) n->z ? run_forward<lanes, N, true>(c, n) : run_forward<lanes, N, false>(c, n)
+/* The kernels of norm_rows_cuda.cuh; false: a row is too wide, or the old ones are asked for. */
+static bool forward_rows(struct hl_cuda *c, const struct norm *n) {
+    const int64_t pieces = n->D / WIDE;
+    if (hl_pointwise_design == 0 || !fits(n) || pieces > 128) return false;
+    if (pieces <= 4) FORWARD(4, 1);
+    else if (pieces <= 8) FORWARD(8, 1);
+    else if (pieces <= 16) FORWARD(16, 1);
+    else if (pieces <= 32) FORWARD(32, 1);
+    else if (pieces <= 64) FORWARD(32, 2);
+    else FORWARD(32, 4);
+    return true;
+}
+
 static void forward(struct hl_cuda *c, const struct norm *n) {
-    if (n->M == 0) return;
+    if (n->M == 0 || forward_rows(c, n)) return;
     if (!fits(n)) {
         launch_pdl(c, norm_fwd_any, blocks_for(n->M, THREADS / 32), THREADS, 0, *n);
         return;
@@ -197,7 +211,42 @@ static void forward(struct hl_cuda *c, const struct norm *n) {
 #undef RUN
 }
 
+template <int lanes, int N, int ROWS, bool gated>
+static void run_backward(struct hl_cuda *c, struct norm *n, float *dw) {
+    enum { EACH = BACK_THREADS / lanes * ROWS }; /* rows per block at a time */
+    const int64_t most = backward_blocks<N, ROWS, gated>::PER_SM * hl_cuda_sms(c);
+    const int64_t blocks = min((n->M + EACH - 1) / EACH, most);
+    if (dw && !(n->part = (float *)hl_cuda_scratch(c, blocks * n->D * (int64_t)sizeof(float)))) return;
+    launch(c, norm_bwd_rows<lanes, N, ROWS, gated>, (unsigned)blocks, BACK_THREADS,
+           dw ? BACK_THREADS * N * WIDE * sizeof(float) : 0, *n);
+    if (dw) sum_partials(c, dw, n->part, blocks, n->D);
+}
+#define BACKWARD(lanes, N, ROWS) \
+    n->z ? run_backward<lanes, N, ROWS, true>(c, n, dw) : run_backward<lanes, N, ROWS, false>(c, n, dw)
+#define NARROW(lanes)                  \
+    if (second) BACKWARD(lanes, 1, 2); \
+    else BACKWARD(lanes, 1, 1)
+/* Design 2: narrow rows in pairs; those of up to 64 pieces one per warp, with more warps. */
+static bool backward_rows(struct hl_cuda *c, struct norm *n, float *dw) {
+    const int64_t pieces = n->D / WIDE;
+    const bool second = hl_pointwise_design == 2;
+    if (hl_pointwise_design == 0 || !fits(n) || pieces > 128) return false;
+    if (pieces <= 4) {
+        NARROW(4);
+    } else if (pieces <= 8) {
+        NARROW(8);
+    } else if (pieces <= 16) {
+        NARROW(16);
+    } else if (pieces <= 32) {
+        NARROW(32);
+    } else if (pieces > 64) BACKWARD(32, 4, 1);
+    else if (second) BACKWARD(32, 2, 1);
+    else BACKWARD(16, 4, 1);
+    return true;
+}
+
 static void backward(struct hl_cuda *c, struct norm *n, float *dw) {
+    if (n->M == 0 || backward_rows(c, n, dw)) return;
     const int64_t each = THREADS / (fits(n) ? back_lanes(n->D / WIDE) : 32); /* rows per block at a time */
     const int64_t blocks = min((n->M + each - 1) / each, (int64_t)(PER_SM * hl_cuda_sms(c)));
     if (n->M == 0) return;

@@ -45,15 +45,15 @@ static __device__ __forceinline__ void load_w(float *w, const struct norm &a, in
 }
 
 /* The block's part of dw from those of its groups of lanes, in order. */
-template <int lanes, int N>
+template <int lanes, int N, int threads = THREADS>
 static __device__ __forceinline__ void add_groups(const float (&dw)[N][WIDE], float *part, int64_t D) {
-    enum { GROUPS = THREADS / lanes, COLS = lanes * N * WIDE };
+    enum { GROUPS = threads / lanes, COLS = lanes * N * WIDE };
     const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
     float *sums = (float *)shared_memory(); /* [GROUPS][COLS] */
     for (int i = 0; i < N; i++)
         for (int j = 0; j < WIDE; j++) sums[group * COLS + (i * lanes + lane) * WIDE + j] = dw[i][j];
     __syncthreads();
-    for (int c = threadIdx.x; c < COLS && c < D; c += THREADS) {
+    for (int c = threadIdx.x; c < COLS && c < D; c += threads) {
         float s = 0.0f;
         for (int g = 0; g < GROUPS; g++) s += sums[g * COLS + c];
         part[c] = s;
