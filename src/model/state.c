@@ -94,11 +94,15 @@ bool hl_state_pool_keep(struct hl_state_pool *pool, char *block) {
 bool hl_state_pool_add(struct hl_state_pool *pool, const struct hl_state_layout *y, struct hl_backend *b,
                        hl_go_on go_on, void *ctx) {
     enum { SLICE = 4 << 20 }; /* a millisecond or two, if the memory is new */
-    char *block = hl_alloc(b, y->bytes > 0 ? y->bytes : 1);
+    pthread_mutex_lock(&pool->lock);
+    const bool full = pool->n >= pool->most;
+    pthread_mutex_unlock(&pool->lock);
+    char *block = full ? NULL : hl_alloc(b, y->bytes > 0 ? y->bytes : 1);
     int64_t at = 0;
     for (; block && at < y->bytes && go_on(ctx); at += SLICE)
         hl_zero(b, block + at, y->bytes - at < SLICE ? y->bytes - at : SLICE);
-    if (block && at >= y->bytes && hl_state_pool_keep(pool, block)) return true;
+    /* a device's block is kept also if a request came in the meantime: its release would end all captured graphs */
+    if (block && (at >= y->bytes || !b->host) && hl_state_pool_keep(pool, block)) return true;
     if (block) hl_release(b, block);
     return false;
 }

@@ -55,8 +55,11 @@ void hl_serve_refill_memory(struct hl_serve_engine *e) {
  * for.
  *
  * Graphs take memory of the device and of the host, and a device has room for a number of them (cuda/device.h); more than
- * MOST sequences take so long for a step that its first time matters little. */
-enum { MOST = HL_PACE_MOST / HL_PACE_UNIT, WAYS = 2 };
+ * MOST sequences take so long for a step that its first time matters little.
+ *
+ * All steps are made once, then all are captured: memory that one of them releases would end graphs made before. The
+ * third use replays them, and its number is in the log. */
+enum { MOST = HL_PACE_MOST / HL_PACE_UNIT, WAYS = 2, USES = 3 };
 #define PASSES_SECONDS 3 /* at most, for all passes; STEPS_SECONDS: for all steps */
 #define STEPS_SECONDS 3
 
@@ -122,26 +125,29 @@ static bool use_passes(const struct first_use *f) {
         if ((k & (k - 1)) != 0 && !feed_together(f, k, HL_PACE_UNIT)) return false;
     return true;
 }
-/* Where a state grows, graphs are of no use for long: pages that are released end them. */
+/* One step of every number of sequences. Where a state grows, graphs are of no use for long: pages that are released
+ * end them. */
 static void use_steps(const struct first_use *f, const hola_sampling *p) {
     const bool grows = f->e->o.model->state.page > 0;
     int32_t *next = malloc((size_t)f->n * sizeof *next);
-    for (int64_t k = 2 * f->n; next && k > (grows ? 2 * f->n - 2 : 1) && hl_clock() < f->until; k--)
-        if (hola_session_step_sample(f->s, k / 2, f->zero, p, next) != HOLA_OK) break;
+    for (int64_t k = f->n; next && k >= (grows ? f->n : 1) && hl_clock() < f->until; k--)
+        if (hola_session_step_sample(f->s, k, f->zero, p, next) != HOLA_OK) break;
     free(next);
 }
 static void use_device(struct hl_serve_engine *e) {
+    hola_model *m = e->o.model;
     const int64_t n = e->o.parallel < MOST ? e->o.parallel : MOST;
     hola_sampling likeliest = e->o.sampling;
     likeliest.temp = 0;
     struct first_use f = {.e = e, .s = calloc((size_t)n, sizeof(hola_session *))};
     f.zero = calloc(HL_PACE_MOST, sizeof *f.zero);
-    while (f.s && f.zero && f.n < n && hola_session_new(&f.s[f.n], e->o.model) == HOLA_OK) f.n++;
+    while (f.s && f.zero && f.n < n && hola_session_new(&f.s[f.n], m) == HOLA_OK) f.n++;
     f.until = hl_clock() + PASSES_SECONDS;
     const bool ok = f.n > 0 && use_most(&f) && use_powers(&f) && use_lengths(&f) && use_passes(&f);
-    for (int i = 0; ok && i < WAYS; i++) {
-        f.until = hl_clock() + (double)STEPS_SECONDS / WAYS;
-        use_steps(&f, i == 0 ? &likeliest : &e->o.sampling);
+    f.until = hl_clock() + STEPS_SECONDS;
+    for (int i = 0; ok && i < USES * WAYS; i++) {
+        if (i % WAYS == 0) m->steps_replayed = 0;
+        use_steps(&f, i % WAYS == 0 ? &likeliest : &e->o.sampling);
     }
     while (f.n > 0) hola_session_free(f.s[--f.n]);
     free(f.s), free(f.zero);
@@ -164,7 +170,7 @@ hola_status hl_serve_prepare(struct hl_serve_engine *e) {
     if (e->o.slow_gap > 0)
         fprintf(stderr,
                 "engine: %.2f s for memory of %" PRId64 " sessions, %.2f s for first uses, which took %.0f MB of the "
-                "device; %" PRId64 " steps were replayed\n",
+                "device; %" PRId64 " steps are replayed\n",
                 filled - start, hl_state_pool_kept(&m->states), hl_clock() - filled, (double)(used - before) * 1e-6,
                 m->steps_replayed);
     return HOLA_OK;
