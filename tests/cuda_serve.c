@@ -58,6 +58,7 @@ static void answers(void **state) {
 /* What the backend is asked for: graphs, and rows of passes. The device of the tests has no graphs. */
 static struct {
     uint64_t key[4096];
+    int used[4096];  /* times before the engine had started */
     int keys, later; /* later: keys that were new when the engine had started */
     bool started;
     int64_t most_prompts; /* in a pass */
@@ -65,8 +66,12 @@ static struct {
 static bool note_key(struct hl_backend *b, uint64_t key) {
     (void)b;
     for (int i = 0; i < seen.keys; i++)
-        if (seen.key[i] == key) return false;
+        if (seen.key[i] == key) {
+            seen.used[i] += !seen.started;
+            return false;
+        }
     assert_true(seen.keys < 4096);
+    seen.used[seen.keys] = !seen.started;
     seen.key[seen.keys++] = key;
     seen.later += seen.started;
     return false; /* the work has to be done all the same */
@@ -98,6 +103,7 @@ static void ready(void **state) {
     g.o.parallel = N;
     rig_start(&g);
     assert_true(seen.keys >= 2 * N);
+    for (int i = 0; i < seen.keys; i++) assert_true(seen.used[i] >= 3); /* runs, is captured, is replayed */
     assert_true(g.e->pace.power[false][0] > 0 && g.e->pace.power[true][0] > 0);
     for (int i = 0; i < HL_PACE_POWERS; i++) g.e->pace.power[true][i] = 1e-6; /* the emulator takes seconds */
     const struct hl_cuda *c = m->backend->device;
