@@ -141,8 +141,8 @@ static void mlp(const struct model *m) {
 static void step_of(const struct model *m) {
     enum { DOCUMENT = 2048, MOST = 64 };
     const int64_t row = (m->gate ? 4 : 3) * m->D + 64, wide = row > m->I ? row : m->I, n = m->T * m->D;
-    const int64_t part =
-        n > 2 * m->T * m->I / 3 ? n : 2 * m->T * m->I / 3 + 64; /* three in a row hold both of an MLP */
+    /* three in a row hold both of an MLP; whole 128 bytes, since the kernels move 16 at once */
+    const int64_t third = (2 * m->T * m->I / 3 / 64 + 1) * 64, part = n > third ? (n + 63) / 64 * 64 : third;
     struct hl_seg seg[MOST];
     struct hl_rows rows = {.T = m->T, .n = m->T / DOCUMENT, .seg = seg};
     for (int i = 0; i < rows.n; i++) seg[i] = (struct hl_seg){.row = i * DOCUMENT, .len = DOCUMENT};

@@ -66,14 +66,14 @@ static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_
 }
 
 extern int hl_emu_sms __attribute__((weak)); /* the emulated device's multiprocessors */
-enum { DESIGNS = 3 };
+enum { DESIGNS = 4 };                        /* each op's own choice, 0, 1, 2 */
 /* The designs whose blocks iterate run on one multiprocessor, so that they do so here as well. */
 static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t *Ds, int shapes) {
     const int usual = hl_pointwise_design, sms = &hl_emu_sms ? hl_emu_sms : 0;
     worst_seen[0] = worst_seen[1] = 0;
     for (int f = 0; f < 2 * DESIGNS; f++) {
-        hl_pointwise_design = f / 2;
-        if (sms) hl_emu_sms = hl_pointwise_design > 0 ? 1 : sms;
+        hl_pointwise_design = f / 2 - 1;
+        if (sms) hl_emu_sms = hl_pointwise_design != 0 ? 1 : sms;
         struct dev d = dev_open(f % 2);
         for (int i = 0; i < shapes; i++)
             for (int v = 0; v < k->variants; v++)

@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(PART_COLS *SUM_ROWS)
 }
 static inline void sum_partials(struct hl_cuda *c, float *out, const float *part, int64_t P, int64_t n,
                                 int64_t stride = 0) {
-    if (hl_pointwise_design > 0)
+    if (hl_pointwise_design_or(2) > 0)
         launch_pdl(c, add_partials_ahead, blocks_for(n, PART_COLS), PART_COLS * SUM_ROWS, 0, out, part, (int)P, n,
                    stride ? stride : n);
     else

@@ -292,7 +292,8 @@ static void run(struct hl_cuda *c, struct conv_norm a, float *dw, float *dgamma)
     if (!a.part) return;
     a.gamma_part = a.part + grid.y * a.c.C * TAPS;
     const size_t shared = RING * (kind<norms>::ARRAYS * PLACE + (norms > 0 ? THREADS * 4 : 0));
-    if (hl_pointwise_design == 2) launch_pdl(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
+    if (hl_pointwise_design_or(2) == 2)
+        launch_pdl(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
     else launch(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
     const struct sums taps = flat ? column_sums(dw, a.part, grid.y, a.c.C, V * TAPS, (int)(a.c.C / V))
                                   : sums_of(dw, a.part, grid.y, a.c.C * TAPS),
@@ -318,7 +319,7 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
         HL_OP(conv_backward)(backend, conv);
         return;
     }
-    const bool flat = hl_pointwise_design > 0;
+    const bool flat = hl_pointwise_design_or(2) > 0;
     float *dgamma = rms ? rms->dw : NULL;
 #define RUN(n)                                                                                               \
     rms    ? flat ? run<n, 2, 2, true>(c, a, conv->dw, dgamma) : run<n, 2, 2, false>(c, a, conv->dw, dgamma) \
@@ -330,9 +331,9 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
 
 extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_conv *conv) {
     struct conv_norm a = {open_conv(conv)};
-    if (hl_pointwise_design == 0 || !ring_takes(&a.c)) return false;
+    if (hl_pointwise_design_or(2) == 0 || !ring_takes(&a.c)) return false;
     a.dy = a.c.dy;
-    if (hl_pointwise_design == 1) run<4, 0, 3, true>(c, a, conv->dw, NULL);
+    if (hl_pointwise_design_or(2) == 1) run<4, 0, 3, true>(c, a, conv->dw, NULL);
     else run<4, 0, 2, true>(c, a, conv->dw, NULL);
     return true;
 }

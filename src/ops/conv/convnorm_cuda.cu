@@ -117,14 +117,15 @@ static void launch_ring(struct hl_cuda *c, const struct conv_norm *a) {
 /* Design 1: eight rows in flight instead of four; 2: also four rows per iteration, a launch before the kernel before has
  * ended, and more blocks if there are no norms. */
 template <int lanes, int norms> static void run(struct hl_cuda *c, const struct conv_norm *a) {
-    if (hl_pointwise_design == 0) launch_ring<lanes, norms, 4, 4, 1>(c, a);
-    else if (hl_pointwise_design == 1) launch_ring<lanes, norms, 8, 4, 1>(c, a);
+    const int design = hl_pointwise_design_or(2);
+    if (design == 0) launch_ring<lanes, norms, 4, 4, 1>(c, a);
+    else if (design == 1) launch_ring<lanes, norms, 8, 4, 1>(c, a);
     else launch_ring<lanes, norms, 8, (norms > 0 ? 4 : 5), 2>(c, a);
 }
 
 extern "C" bool HL_OP(conv_ring_forward)(struct hl_cuda *c, const struct hl_conv *conv) {
     struct conv_norm a = {open_conv(conv)};
-    if (hl_pointwise_design == 0 || !ring_takes(&a.c)) return false;
+    if (hl_pointwise_design_or(0) == 0 || !ring_takes(&a.c)) return false;
     a.y = a.c.y;
     run<4, 0>(c, &a);
     return true;

@@ -177,18 +177,21 @@ static __global__ void norm_dw_any(struct norm a) {
 /* backward: two rows per warp instead of one if that gives a lane four pieces in flight instead of two */
 static int back_lanes(int64_t pieces) { return pieces > 32 && pieces <= 64 ? 16 : lanes_for(pieces); }
 
+/* What runs if no design is forced: bench_pointwise on an H200, 46m shapes. */
+enum { FORWARD_DESIGN = 0, BACKWARD_DESIGN = 2 };
+
 /* Design 2 gives a block four rounds, however many blocks that takes. */
 template <int lanes, int N, bool gated> static void run_forward(struct hl_cuda *c, const struct norm *n) {
     enum { AHEAD = 4 / N, GROUPS = FWD_THREADS / lanes };
     const int64_t all = (n->M + GROUPS - 1) / GROUPS, most = forward_blocks<N, gated>::PER_SM * hl_cuda_sms(c);
-    const int64_t blocks = hl_pointwise_design == 2 && all > most ? (all + 3) / 4 : min(all, most);
+    const int64_t blocks = hl_pointwise_design_or(FORWARD_DESIGN) == 2 && all > most ? (all + 3) / 4 : min(all, most);
     launch_pdl(c, norm_fwd_rows<lanes, N, AHEAD, gated>, (unsigned)blocks, FWD_THREADS, 0, *n);
 }
 #define FORWARD(lanes, N) n->z ? run_forward<lanes, N, true>(c, n) : run_forward<lanes, N, false>(c, n)
 /* The kernels of norm_rows_cuda.cuh; false: a row is too wide, or the old ones are asked for. */
 static bool forward_rows(struct hl_cuda *c, const struct norm *n) {
     const int64_t pieces = n->D / WIDE;
-    if (hl_pointwise_design == 0 || !fits(n) || pieces > 128) return false;
+    if (hl_pointwise_design_or(FORWARD_DESIGN) == 0 || !fits(n) || pieces > 128) return false;
     if (pieces <= 4) FORWARD(4, 1);
     else if (pieces <= 8) FORWARD(8, 1);
     else if (pieces <= 16) FORWARD(16, 1);
@@ -229,8 +232,9 @@ static void run_backward(struct hl_cuda *c, struct norm *n, float *dw) {
 /* Design 2: narrow rows in pairs; those of up to 64 pieces one per warp, with more warps. */
 static bool backward_rows(struct hl_cuda *c, struct norm *n, float *dw) {
     const int64_t pieces = n->D / WIDE;
-    const bool second = hl_pointwise_design == 2;
-    if (hl_pointwise_design == 0 || !fits(n) || pieces > 128) return false;
+    const int design = hl_pointwise_design_or(BACKWARD_DESIGN);
+    const bool second = design == 2;
+    if (design == 0 || !fits(n) || pieces > 128) return false;
     if (pieces <= 4) {
         NARROW(4);
     } else if (pieces <= 8) {
