@@ -87,6 +87,21 @@ def fade_table(study):
     return "\n".join(out)
 
 
+def again_table(study):
+    """Two runs with the same seed and batches, that differ in rounding alone."""
+    found = [study.runs.get(n) for n in ("partial-b-gdn-s1", "partial-b-gdn-again")]
+    if not all(found):
+        return NOT_YET.capitalize() + "."
+    a, b = ({t: v for _, t, v in r.data["curve"]["val"]} for r in found)
+    tokens = [t for t in sorted(set(a) & set(b)) if t >= 60e6]
+    out = ["| training tokens | " + " | ".join(f"{t / 1e6:.0f}M" for t in tokens) + " |", "|---" * (len(tokens) + 1) + "|"]
+    for text, row in (("GDN", a), ("again", b)):
+        out.append(f"| {text} | " + " | ".join(f"{row[t]:.4f}" for t in tokens) + " |")
+    out.append("| difference | " + " | ".join(f"{b[t] - a[t]:+.4f}" for t in tokens) + " |")
+    files = ", ".join(f"[{i}](results/{r.name}.json)" for i, r in enumerate(found, 1))
+    return "\n".join(out) + f"\n\nFiles: {files}."
+
+
 KIND_NAMES = {"copy_256": "the pair of tokens stood within the last 256", "copy_4096": "... within the last 4096",
               "copy_far": "... farther back", "repeat": "the token alone was there before", "new": "it was not"}
 
@@ -212,7 +227,8 @@ def fill(study, drawn):
         "claims": claim_table(study), "language": table(study, B + C, language + cmp.EXTRACTION),
         "commonsense": table(study, B + C, cmp.SIX + cmp.OTHER), "probes": table(study, B + C, probes),
         "depths": table(study, B + C, cmp.DEPTH), "ruler": ruler, "recipe": table(study, PAPER, language + probes),
-        "sweep": sweep_table(study), "fade": fade_table(study), "kinds": kind_table(study), "added_kinds": added_kinds(study),
+        "sweep": sweep_table(study), "fade": fade_table(study), "again": again_table(study),
+        "kinds": kind_table(study), "added_kinds": added_kinds(study),
         "memory": memory_table(study, B[1:] + [("HOLA as INT8, WikiText", "int8-b-hola")] + [("HOLA, 250M tokens", "d-hola")]
                                + listed("x-") + listed("m-all-")),
         "ablations": table(study, D, small), "scale": table(study, E, language + probes), "why": table(study, x_rows, small),
