@@ -1,14 +1,13 @@
 /* bench_pointwise.c -- the norms, the convolution and SwiGLU of a training step, each beside a copy of as many bytes.
  *
  *   bench_pointwise [TOKENSxWIDTHxHEADSxMLP ...]      default: the 46m and 340m presets; heads of 32 to 256
- * Designs 0 (the kernels before), 1 and 2 (src/cuda/cuda.h) in turn. A byte read or written counts once, also of the
- * norms' factors. Medians of 20 rounds; in a round calls follow each other without a gap, over sets of arrays of twice
- * the L2 cache at least, so that none finds its numbers there. */
+ * A byte read or written counts once, also of the norms' factors. Medians of 20 rounds; in a round calls follow each
+ * other without a gap, over sets of arrays of twice the L2 cache at least, so that none finds its numbers there. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench_op.h"
 #include "cuda/device.h"
 
-enum { MOST_SETS = 4, DESIGNS = 3, ARRAYS = 6 };
+enum { MOST_SETS = 4, ARRAYS = 6 };
 static const int64_t LARGE = 160 << 20; /* bytes that all sets together have at least */
 
 /* One set of arrays: rows of the joint projections and dense ones. */
@@ -42,28 +41,21 @@ static double each(void (*f)(const void *), const void *args, size_t size) {
     return t[BENCH_RUNS / 2];
 }
 
-static double step[DESIGNS + 1]; /* milliseconds of a step: of the copies, of each design */
+static double step[2]; /* milliseconds of a step: of the copies, of the ops */
 /* An op that a step calls `calls` times and that moves `bytes`. (No array here is large enough for every copy.) */
 static void report(const char *what, int calls, int64_t bytes, void (*f)(const void *), const void *args, size_t size) {
     struct copy c[MOST_SETS];
-    double us[DESIGNS];
     const int64_t half = (char *)set[0].act[3] - (char *)set[0].act[0], some = bytes / 2 < half ? bytes / 2 : half;
     for (int i = 0; i < sets; i++) c[i] = (struct copy){set[i].act[0], set[i].act[3], some};
     const double limit = each(copy, c, sizeof *c) * (double)bytes / (2 * (double)some);
-    printf("%-26s %5.0f MB  %6.1f |", what, (double)bytes * 1e-6, limit);
-    for (int d = 0; d < DESIGNS; d++) {
-        hl_pointwise_design = d, us[d] = each(f, args, size);
-        printf(" %6.1f (%3.0f%%)", us[d], 100 * limit / us[d]);
-        step[1 + d] += us[d] * calls * 1e-3;
-    }
-    printf(" | x%d\n", calls);
-    step[0] += limit * calls * 1e-3;
+    const double us = each(f, args, size);
+    printf("%-26s %5.0f MB  %6.1f | %6.1f (%3.0f%%) | x%d\n", what, (double)bytes * 1e-6, limit, us, 100 * limit / us,
+           calls);
+    step[0] += limit * calls * 1e-3, step[1] += us * calls * 1e-3;
 }
 static void total(const char *what) {
-    printf("%-26s  a step, ms %6.2f |", what, step[0]);
-    for (int d = 0; d < DESIGNS; d++) printf(" %6.2f       ", step[1 + d]);
-    printf("\n\n");
-    for (int d = 0; d <= DESIGNS; d++) step[d] = 0;
+    printf("%-26s  a step, ms %6.2f | %6.2f\n\n", what, step[0], step[1]);
+    step[0] = step[1] = 0;
 }
 
 static void norm_forward(const void *a) { backend->ops.rmsnorm_forward(backend, a); }
@@ -163,8 +155,8 @@ static void step_of(const struct model *m) {
         }
         s->r = bench_fill(m->T * m->H, false, 0.5f, 1.5f);
     }
-    printf("%lld tokens, width %lld, %lld heads, MLP %lld, %d layers: copy of as many bytes, us | designs 0, 1, 2 | "
-           "calls a step\n",
+    printf("%lld tokens, width %lld, %lld heads, MLP %lld, %d layers: copy of as many bytes, us | the op | calls a "
+           "step\n",
            (long long)m->T, (long long)m->D, (long long)m->H, (long long)m->I, m->layers);
     norms(m, w, dw, row);
     convolutions(m, &rows, w, dw, row);

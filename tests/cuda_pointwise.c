@@ -66,21 +66,18 @@ static void compare(const struct dev *d, const struct kind *k, int64_t M, int64_
 }
 
 extern int hl_emu_sms __attribute__((weak)); /* the emulated device's multiprocessors */
-enum { DESIGNS = 4 };                        /* each op's own choice, 0, 1, 2 */
-/* The designs whose blocks iterate run on one multiprocessor, so that they do so here as well. */
+/* Where the device is emulated, also on one multiprocessor, so that blocks iterate over rows. */
 static void all_variants(const struct kind *k, const int64_t *Ms, const int64_t *Ds, int shapes) {
-    const int usual = hl_pointwise_design, sms = &hl_emu_sms ? hl_emu_sms : 0;
+    const int sms = &hl_emu_sms ? hl_emu_sms : 0;
     worst_seen[0] = worst_seen[1] = 0;
-    for (int f = 0; f < 2 * DESIGNS; f++) {
-        hl_pointwise_design = f / 2 - 1;
-        if (sms) hl_emu_sms = hl_pointwise_design != 0 ? 1 : sms;
+    for (int f = 0; f < (sms ? 4 : 2); f++) {
+        if (sms) hl_emu_sms = f < 2 ? sms : 1;
         struct dev d = dev_open(f % 2);
         for (int i = 0; i < shapes; i++)
             for (int v = 0; v < k->variants; v++)
                 if (!dev_slow(&d) || Ms[i] * Ds[i] <= (dev_least() ? 6000 : 40000)) compare(&d, k, Ms[i], Ds[i], v);
         dev_close(&d);
     }
-    hl_pointwise_design = usual;
     if (sms) hl_emu_sms = sms;
     print_message("%s: %.2g away with bf16, %.2g with float\n", k->name, worst_seen[0], worst_seen[1]);
 }
@@ -277,16 +274,13 @@ static void splits(const struct dev *d, int64_t C, int64_t W) {
     check_free(y, 2 * ROWS * C), check_free(tail, (W - 1) * C);
 }
 static void test_conv_sessions(void **state) {
-    const int usual = hl_pointwise_design;
     (void)state;
-    for (int f = 0; f < 2 * DESIGNS; f++) {
-        hl_pointwise_design = f / 2 - 1;
-        struct dev d = dev_open(f % 2);
+    for (int f = 0; f < 2; f++) {
+        struct dev d = dev_open(f);
         splits(&d, 16, 4), splits(&d, 17, 4);
-        if (!dev_least() && f < 2) splits(&d, 24, 2), splits(&d, 136, 3), splits(&d, 8, 8);
+        if (!dev_least()) splits(&d, 24, 2), splits(&d, 136, 3), splits(&d, 8, 8);
         dev_close(&d);
     }
-    hl_pointwise_design = usual;
 }
 
 /* ---- wrong versions: what the device computes for a slightly different question must be seen ---- */

@@ -35,11 +35,6 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
 void *hl_cuda_take(struct hl_cuda *c, int64_t bytes);
 bool hl_cuda_measuring(const struct hl_cuda *c);
 
-/* Which version of the norms and the convolution runs: 0 is the one before, 1 and 2 are to be measured against it
- * (bench/bench_pointwise.c); below 0 each op runs its own choice. */
-extern int hl_pointwise_design;
-static inline int hl_pointwise_design_or(int choice) { return hl_pointwise_design < 0 ? choice : hl_pointwise_design; }
-
 /* Times the stream with events: stop synchronises and returns the seconds since start. */
 void hl_cuda_timer_start(struct hl_cuda *c);
 double hl_cuda_timer_stop(struct hl_cuda *c);

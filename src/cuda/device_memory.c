@@ -4,8 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-int hl_pointwise_design = -1;
-
 const char *hl_cuda_name(const struct hl_cuda *c) { return c->name; }
 int hl_cuda_sms(const struct hl_cuda *c) { return c->sms; }
 int hl_cuda_shared_limit(const struct hl_cuda *c) { return c->shared_limit; }

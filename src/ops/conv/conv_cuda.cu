@@ -80,14 +80,13 @@ template <int W> static __global__ void conv_step(struct conv a) {
 }
 
 template <int W> static void forward(struct hl_cuda *c, const struct conv *a, bool single) {
-    enum { V = W <= 4 ? (int)FWD_WIDE : 4 };
     dim3 grid, block;
     if (single) {
         launch_pdl(c, conv_step<W>, dim3(blocks_for(a->C, THREADS), (unsigned)a->n), THREADS, 0, *a);
         return;
     }
-    conv_shape(c, a, conv_wide(a, V) ? V : 1, FWD_PER_SM, &grid, &block);
-    if (conv_wide(a, V)) launch(c, conv_fwd<V, W>, grid, block, 0, *a);
+    conv_shape(c, a, conv_wide(a, FWD_WIDE) ? (int)FWD_WIDE : 1, FWD_PER_SM, &grid, &block);
+    if (conv_wide(a, FWD_WIDE)) launch(c, conv_fwd<FWD_WIDE, W>, grid, block, 0, *a);
     else launch(c, conv_fwd<1, W>, grid, block, 0, *a);
 }
 
@@ -96,10 +95,6 @@ extern "C" void HL_OP(conv_forward)(struct hl_backend *backend, const struct hl_
     const struct conv a = open_conv(p);
     const bool single = all_single(p->rows);
     if (a.T == 0) return;
-    if (!single && HL_OP(conv_ring_forward)(c, p)) {
-        keep_tails(c, &a, p->rows);
-        return;
-    }
     switch (a.W) {
     case 1: forward<1>(c, &a, single); break;
     case 2: forward<2>(c, &a, single); break;

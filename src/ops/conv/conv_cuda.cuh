@@ -40,8 +40,7 @@ static __device__ __forceinline__ int64_t stretch_begin(int64_t T, int ahead) {
     return T * ((int64_t)blockIdx.y * blockDim.y + threadIdx.y + ahead) / all;
 }
 
-/* The convolution alone in the kernels of convnorm_cuda.cuh; false: they do not take it, and nothing was done. */
-extern "C" bool HL_OP(conv_ring_forward)(struct hl_cuda *c, const struct hl_conv *p);
+/* The backward pass in the kernel of convnorm_back_cuda.cu; false: it does not take this convolution. */
 extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_conv *p);
 
 static inline bool conv_wide(const struct conv *a, int V) { return a->C % V == 0 && a->ld % V == 0; }

@@ -5,7 +5,7 @@
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE, RING = 8, PLACE = THREADS * 16 }; /* RING: rows in flight */
+enum { V = WIDE, RING = 8, PER_SM = 2, PLACE = THREADS * 16 }; /* RING: rows in flight */
 /* norms: 2, both; 1, the L2 norm; 0, none. Their arrays: x, a gradient for each norm or of y. */
 template <int norms> struct kind {
     enum { ARRAYS = norms == 2 ? 3 : 2 };
@@ -139,9 +139,9 @@ static __device__ __forceinline__ void next_pair(const struct conv_norm &a, stru
 }
 
 /* The rows of a range, and TAPS - 1 more of its last segment for the last dx. */
-template <int lanes, int norms, bool flat>
+template <int lanes, int norms>
 static __device__ __forceinline__ void walk_back(const struct conv_norm &a, struct walk &k, int t0, int64_t c) {
-    const bool early = flat && k.t1 - t0 >= RING; /* the first rows are then of the range */
+    const bool early = k.t1 - t0 >= RING; /* the first rows are then of the range */
     k.next = k.low = t0;
     k.next_x = a.c.x + t0 * a.c.ld + c, k.next_dy = a.dy + t0 * a.c.C + c;
     k.to = a.c.dx + (t0 - (TAPS - 1)) * a.c.ld + c;
@@ -181,23 +181,8 @@ static __device__ __forceinline__ void walk_back(const struct conv_norm &a, stru
     leave_segment(a, k, stop);
 }
 
-/* a thread's numbers, added up over the block's rows of threads in order */
-template <int n>
-static __device__ __forceinline__ void block_rows(float *to, const float *mine, bool write, int64_t c) {
-    float *sums = (float *)shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * n;
-    __syncthreads();
-    for (int i = 0; i < n; i++) sums[i] = mine[i];
-    __syncthreads();
-    if (threadIdx.y > 0 || !write) return;
-#pragma unroll 4
-    for (int i = 0; i < n; i++) {
-        float s = 0.0f;
-        for (unsigned y = 0; y < blockDim.y; y++) s += sums[y * blockDim.x * n + i];
-        to[c + i] = s;
-    }
-}
-
-/* The same for partial sums that lie [n][C / V] in memory, so that neighbours write neighbours. */
+/* A thread's n numbers, added up over the block's rows of threads in order. They lie [n][C / V] in memory, so that
+ * neighbours write neighbours. */
 template <int n> static __device__ __forceinline__ void block_columns(float *to, const float *mine, int64_t C) {
     const int across = (int)blockDim.x, all = (int)(C / V), x = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     float *sums = (float *)shared_memory();
@@ -211,7 +196,7 @@ template <int n> static __device__ __forceinline__ void block_columns(float *to,
     }
 }
 
-template <int lanes, int norms, int PER_SM, bool flat>
+template <int lanes, int norms>
 static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_bwd(struct conv_norm a) {
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
@@ -227,25 +212,20 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_bwd(struct c
         k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f, k.dgamma[v] = 0.0f;
     }
     load_taps<V>(k.w, a.c.w, c);
-    if (flat) pdl_wait(), pdl_trigger();
-    if (t0 < k.t1) walk_back<lanes, norms, flat>(a, k, t0, c);
+    pdl_wait(), pdl_trigger();
+    if (t0 < k.t1) walk_back<lanes, norms>(a, k, t0, c);
     copy_wait<0>();
     float trans[V * TAPS];
     for (int v = 0; v < V; v++)
         for (int i = 0; i < TAPS; i++) trans[v * TAPS + i] = k.dw[i][v];
     float *part = a.part + (int64_t)blockIdx.y * a.c.C * TAPS, *gamma_part = a.gamma_part + (int64_t)blockIdx.y * a.c.C;
-    if (flat) {
-        block_columns<V * TAPS>(part, trans, a.c.C);
-        if (norms == 2) block_columns<V>(gamma_part, k.dgamma, a.c.C);
-    } else {
-        block_rows<V * TAPS>(part, trans, k.live, c * TAPS);
-        if (norms == 2) block_rows<V>(gamma_part, k.dgamma, k.live, c);
-    }
+    block_columns<V * TAPS>(part, trans, a.c.C);
+    if (norms == 2) block_columns<V>(gamma_part, k.dgamma, a.c.C);
 }
 
-/* The sum over p of part[p][i] for every i: warps take every WARPS-th p, then one warp adds the sums of all. Of the taps
- * and of gamma in one launch, gamma's blocks first: they have more to add. p counts blocks and, for gamma, their heads;
- * i counts `width` threads, then the numbers of a thread, of which it has `each` in a row of out. */
+/* The sum over p of part[p][i] for every i: warps take every WARPS-th p, then one warp adds the sums of all. Of the
+ * taps and of gamma in one launch, gamma's blocks first: they have more to add. p counts blocks and, for gamma, their
+ * heads; i counts `width` threads, then the numbers of a thread, of which it has `each` in a row of out. */
 enum { WARPS = 32 };
 struct sums {
     float *out; /* NULL: not needed */
@@ -253,11 +233,7 @@ struct sums {
     int P, n, blocks, heads, width, apart, each;
     int64_t stride;
 };
-static struct sums sums_of(float *out, const float *part, int64_t P, int64_t n) {
-    const struct sums s = {out, part, (int)P, (int)n, out ? (int)blocks_for(n, 32) : 0, 1, (int)n, 0, 1, n};
-    return s;
-}
-/* ... of block_columns, with `each` numbers of each of C / V threads, `width` of which belong to a head */
+/* Of block_columns, with `each` numbers of each of C / V threads, `width` of which belong to a head */
 static struct sums column_sums(float *out, const float *part, int64_t blocks, int64_t C, int each, int width) {
     const int all = (int)(C / V), heads = all / width, n = width * each;
     const struct sums s = {out, part, (int)blocks * heads, n, out ? (int)blocks_for(n, 32) : 0, heads, width,
@@ -284,21 +260,16 @@ static __global__ void __launch_bounds__(32 * WARPS) add_both(struct sums a, str
     s.out[i % s.width * s.each + i / s.width] += sum;
 }
 
-template <int lanes, int norms, int PER_SM, bool flat>
-static void run(struct hl_cuda *c, struct conv_norm a, float *dw, float *dgamma) {
+template <int lanes, int norms> static void run(struct hl_cuda *c, struct conv_norm a, float *dw, float *dgamma) {
     dim3 grid, block;
     conv_norm_shape(c, &a, PER_SM, &grid, &block);
     a.part = (float *)hl_cuda_scratch(c, grid.y * a.c.C * (TAPS + 1) * (int64_t)sizeof(float));
     if (!a.part) return;
     a.gamma_part = a.part + grid.y * a.c.C * TAPS;
     const size_t shared = RING * (kind<norms>::ARRAYS * PLACE + (norms > 0 ? THREADS * 4 : 0));
-    if (hl_pointwise_design_or(2) == 2)
-        launch_pdl(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
-    else launch(c, conv_norm_bwd<lanes, norms, PER_SM, flat>, grid, block, shared, a);
-    const struct sums taps = flat ? column_sums(dw, a.part, grid.y, a.c.C, V * TAPS, (int)(a.c.C / V))
-                                  : sums_of(dw, a.part, grid.y, a.c.C * TAPS),
-                      gamma = flat ? column_sums(dgamma, a.gamma_part, grid.y, a.c.C, V, lanes)
-                                   : sums_of(dgamma, a.gamma_part, grid.y * a.heads, a.K);
+    launch_pdl(c, conv_norm_bwd<lanes, norms>, grid, block, shared, a);
+    const struct sums taps = column_sums(dw, a.part, grid.y, a.c.C, V * TAPS, (int)(a.c.C / V)),
+                      gamma = column_sums(dgamma, a.gamma_part, grid.y, a.c.C, V, lanes);
     if (taps.blocks + gamma.blocks > 0)
         launch_pdl(c, add_both, (unsigned)(taps.blocks + gamma.blocks), 32 * WARPS, 0, gamma, taps);
 }
@@ -319,21 +290,16 @@ extern "C" void HL_OP(convnorm_backward)(struct hl_backend *backend, const struc
         HL_OP(conv_backward)(backend, conv);
         return;
     }
-    const bool flat = hl_pointwise_design_or(2) > 0;
     float *dgamma = rms ? rms->dw : NULL;
-#define RUN(n)                                                                                               \
-    rms    ? flat ? run<n, 2, 2, true>(c, a, conv->dw, dgamma) : run<n, 2, 2, false>(c, a, conv->dw, dgamma) \
-       : flat ? run<n, 1, 2, true>(c, a, conv->dw, dgamma)                                                   \
-           : run<n, 1, 2, false>(c, a, conv->dw, dgamma)
+#define RUN(n) rms ? run<n, 2>(c, a, conv->dw, dgamma) : run<n, 1>(c, a, conv->dw, dgamma)
     BY_LANES(lanes, RUN)
 #undef RUN
 }
 
 extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_conv *conv) {
     struct conv_norm a = {open_conv(conv)};
-    if (hl_pointwise_design_or(2) == 0 || !ring_takes(&a.c)) return false;
+    if (!ring_takes(&a.c)) return false;
     a.dy = a.c.dy;
-    if (hl_pointwise_design_or(2) == 1) run<4, 0, 3, true>(c, a, conv->dw, NULL);
-    else run<4, 0, 2, true>(c, a, conv->dw, NULL);
+    run<4, 0>(c, a, conv->dw, NULL);
     return true;
 }

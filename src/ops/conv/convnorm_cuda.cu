@@ -1,11 +1,10 @@
-/* convnorm_cuda.cu -- see convnorm_cuda.cuh: the forward pass. norms: 2, both; 1, the L2 norm; 0, none. RING: rows in
- * flight. */
+/* convnorm_cuda.cu -- see convnorm_cuda.cuh: the forward pass. norms: 2, both; 1, the L2 norm. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/conv/conv_session_cuda.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
 
-enum { V = WIDE };
+enum { V = WIDE, RING = 8, PER_SM = 4, PAIRS = 2 }; /* RING: rows in flight; PAIRS: of an iteration */
 
 struct walk {
     float w[TAPS][V], h[TAPS - 1][V], gamma[V]; /* h: x of the TAPS - 1 rows before */
@@ -17,12 +16,12 @@ struct walk {
     bool live;
 };
 
-template <int RING> static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
+static __device__ __forceinline__ char *slot_of(const struct walk &k, int row) {
     return k.ring + (unsigned)row % RING * (THREADS * 16);
 }
-template <int RING> static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k) {
+static __device__ __forceinline__ void fetch(const struct conv_norm &a, struct walk &k) {
     if (k.next < k.t1) {
-        copy_async(slot_of<RING>(k, k.next), k.next_x);
+        copy_async(slot_of(k, k.next), k.next_x);
         k.next_x += a.c.ld, k.next++;
     }
     copy_commit();
@@ -37,11 +36,6 @@ static __device__ __forceinline__ float silu_row(float *u) {
 template <int norms>
 static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struct walk &k, float *u, float sum) {
     float y[V];
-    if (norms == 0) {
-        if (k.live) store_wide(k.y, u);
-        k.y += a.c.C;
-        return;
-    }
     const float r = fast_rsqrt(sum + (float)HL_L2_EPS), rt = fast_rsqrt(sum * a.share + a.eps);
     for (int v = 0; v < V; v++) y[v] = r * u[v];
     if (k.live) store_wide(k.y, y);
@@ -55,24 +49,24 @@ static __device__ __forceinline__ void norm_row(const struct conv_norm &a, struc
 }
 
 /* n rows from row t on, all of one segment */
-template <int lanes, int norms, int RING, int n>
+template <int lanes, int norms, int n>
 static __device__ __forceinline__ void next_rows(const struct conv_norm &a, struct walk &k, int t) {
     float x[n][V], u[n][V], sum[n];
     copy_wait<RING - n>();
 #pragma unroll
     for (int j = 0; j < n; j++) {
-        load_wide(x[j], (const act *)slot_of<RING>(k, t + j));
+        load_wide(x[j], (const act *)slot_of(k, t + j));
         conv_row<V>(u[j], k.w, k.h, x[j]);
         move_on<V>(k.h, x[j]);
         sum[j] = silu_row(u[j]);
     }
-    for (int j = 0; j < n; j++) fetch<RING>(a, k);
-    if (norms > 0) head_sums<lanes, n>(sum);
+    for (int j = 0; j < n; j++) fetch(a, k);
+    head_sums<lanes, n>(sum);
 #pragma unroll
     for (int j = 0; j < n; j++) norm_row<norms>(a, k, u[j], sum[j]);
 }
 
-template <int lanes, int norms, int RING, int PER_SM, int PAIRS>
+template <int lanes, int norms>
 static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_fwd(struct conv_norm a) {
     const int64_t mine = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
     const int t0 = (int)stretch_begin(a.c.T, 0);
@@ -82,53 +76,28 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) conv_norm_fwd(struct c
     const int64_t c = k.live ? mine : (int64_t)(threadIdx.x % lanes) * V;
     k.next = t0, k.next_x = a.c.x + t0 * a.c.ld + c;
     k.y = a.y + t0 * a.c.C + c, k.yt = norms == 2 ? a.yt + t0 * a.c.C + c : NULL;
-    k.r = norms > 0 && k.live && threadIdx.x % lanes == 0 ? a.r + t0 * a.heads + c / a.K : NULL;
+    k.r = k.live && threadIdx.x % lanes == 0 ? a.r + t0 * a.heads + c / a.K : NULL;
     k.ring = shared_memory() + (threadIdx.y * blockDim.x + threadIdx.x) * 16;
-    if (PAIRS > 1) {
-        load_taps<V>(k.w, a.c.w, c);
-        for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
-        pdl_wait(), pdl_trigger();
-    }
+    load_taps<V>(k.w, a.c.w, c);
+    for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
+    pdl_wait(), pdl_trigger();
 #pragma unroll 1
-    for (int i = 0; i < RING; i++) fetch<RING>(a, k);
-    if (PAIRS == 1) {
-        load_taps<V>(k.w, a.c.w, c);
-        for (int v = 0; v < V; v++) k.gamma[v] = norms == 2 ? a.gamma[c % a.K + v] : 0.0f;
-    }
+    for (int i = 0; i < RING; i++) fetch(a, k);
     for (int t = t0; t < k.t1;) {
         const int end = min(enter_segment<V, TAPS>(k.h, a.c, t, c), k.t1);
         while (t + PAIRS * PAIR <= end) {
 #pragma unroll
-            for (int i = 0; i < PAIRS; i++, t += PAIR) next_rows<lanes, norms, RING, PAIR>(a, k, t);
+            for (int i = 0; i < PAIRS; i++, t += PAIR) next_rows<lanes, norms, PAIR>(a, k, t);
         }
-        if (PAIRS > 1 && t + PAIR <= end) next_rows<lanes, norms, RING, PAIR>(a, k, t), t += PAIR;
-        if (t < end) next_rows<lanes, norms, RING, 1>(a, k, t++);
+        if (t + PAIR <= end) next_rows<lanes, norms, PAIR>(a, k, t), t += PAIR;
+        if (t < end) next_rows<lanes, norms, 1>(a, k, t++);
     }
 }
 
-template <int lanes, int norms, int RING, int PER_SM, int PAIRS>
-static void launch_ring(struct hl_cuda *c, const struct conv_norm *a) {
+template <int lanes, int norms> static void run(struct hl_cuda *c, const struct conv_norm *a) {
     dim3 grid, block;
     conv_norm_shape(c, a, PER_SM, &grid, &block);
-    if (PAIRS > 1)
-        launch_pdl(c, conv_norm_fwd<lanes, norms, RING, PER_SM, PAIRS>, grid, block, THREADS * RING * 16, *a);
-    else launch(c, conv_norm_fwd<lanes, norms, RING, PER_SM, PAIRS>, grid, block, THREADS * RING * 16, *a);
-}
-/* Design 1: eight rows in flight instead of four; 2: also four rows per iteration, a launch before the kernel before has
- * ended, and more blocks if there are no norms. */
-template <int lanes, int norms> static void run(struct hl_cuda *c, const struct conv_norm *a) {
-    const int design = hl_pointwise_design_or(2);
-    if (design == 0) launch_ring<lanes, norms, 4, 4, 1>(c, a);
-    else if (design == 1) launch_ring<lanes, norms, 8, 4, 1>(c, a);
-    else launch_ring<lanes, norms, 8, (norms > 0 ? 4 : 5), 2>(c, a);
-}
-
-extern "C" bool HL_OP(conv_ring_forward)(struct hl_cuda *c, const struct hl_conv *conv) {
-    struct conv_norm a = {open_conv(conv)};
-    if (hl_pointwise_design_or(0) == 0 || !ring_takes(&a.c)) return false;
-    a.y = a.c.y;
-    run<4, 0>(c, &a);
-    return true;
+    launch_pdl(c, conv_norm_fwd<lanes, norms>, grid, block, THREADS * RING * 16, *a);
 }
 
 extern "C" void HL_OP(convnorm_forward)(struct hl_backend *backend, const struct hl_convnorm *n) {

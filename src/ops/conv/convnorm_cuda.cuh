@@ -19,8 +19,9 @@ struct conv_norm {
     act *y, *yt;        /* L2 and RMS norm */
     float *r;           /* [T][heads]: the L2 norm's factors */
     const act *dy;
-    int64_t apart;            /* bytes from dy to dyt, the RMS norm's: a thread has one address for both */
-    float *part, *gamma_part; /* [blocks][C][TAPS], [blocks][C]: of dw, of gamma's gradient */
+    int64_t apart; /* bytes from dy to dyt, the RMS norm's: a thread has one address for both */
+    float *part,
+        *gamma_part; /* [blocks][WIDE * TAPS][C / WIDE], [blocks][WIDE][C / WIDE]: of dw, of gamma's gradient */
 };
 
 static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_l2norm *l, const struct hl_rmsnorm *r) {
@@ -32,7 +33,7 @@ static struct conv_norm open_conv_norm(const struct hl_conv *c, const struct hl_
     a.yt = (act *)r->y, a.apart = (int64_t)((intptr_t)r->dy - (intptr_t)l->dy);
     return a;
 }
-/* Whether the kernels can do this convolution, without norms. */
+/* Whether the kernels can do this convolution. */
 static inline bool ring_takes(const struct conv *a) {
     return a->W == TAPS && a->w && a->C % WIDE == 0 && a->ld % WIDE == 0;
 }

@@ -3,6 +3,7 @@
 #ifndef HL_NORM_CUDA_CUH
 #define HL_NORM_CUDA_CUH
 #include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
 #include "cuda/pdl.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/packed.cuh"
@@ -11,7 +12,7 @@ enum {
     FWD_THREADS = 256,
     THREADS = 128,
     MOST_WIDE = 256, /* pieces of 16 bytes of the widest row kept in registers */
-    PER_SM = 8       /* blocks of the backward pass, each with its part of dw */
+    PER_SM = 8       /* blocks of THREADS threads of a backward pass, each with its part of dw */
 };
 
 struct norm {
@@ -42,6 +43,29 @@ static __device__ __forceinline__ void fill(float *x, float v) {
 static __device__ __forceinline__ void load_w(float *w, const struct norm &a, int64_t c) {
     if (a.w) load_floats(w, a.w + c);
     else fill(w, 1.0f);
+}
+
+/* start of row m of z and dz */
+static __device__ __forceinline__ int64_t z_row(const struct norm &a, int64_t m) {
+    if (a.z_heads == 0) return m * a.D;
+    const unsigned t = (unsigned)m / (unsigned)a.z_heads;
+    return t * a.z_ld + (m - t * a.z_heads) * a.D;
+}
+
+/* The gate, SiLU or sigma, without a branch; s is sigma(z). */
+struct gate_kind {
+    float one; /* 0: sigma */
+};
+static __device__ __forceinline__ struct gate_kind gate_kind_of(const struct norm &a) {
+    const struct gate_kind k = {a.z_sigmoid ? 0.0f : 1.0f};
+    return k;
+}
+static __device__ __forceinline__ float gate(struct gate_kind k, float z, float s) {
+    return s * (k.one > 0.0f ? z : 1.0f);
+}
+static __device__ __forceinline__ float gate_at(const struct norm &a, int64_t m, int64_t c) {
+    const float z = f32(a.z[z_row(a, m) + c]);
+    return gate(gate_kind_of(a), z, sigmoid(z));
 }
 
 /* The block's part of dw from those of its groups of lanes, in order. */
