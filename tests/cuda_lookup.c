@@ -51,9 +51,16 @@ static double far_after(hola_session *a, hola_session *b, int32_t id) {
 
 /* ---- one pass ---- */
 
+/* A wrong version, for a and b at the same place: unused rows of a's pass reach the state, over the last tokens. Behind
+ * these a state that only grows would not show them: the next token overwrites them. */
+static void unused_rows(hola_session *a, const hola_session *b) {
+    enum { UNUSED = 8 };
+    a->now.at.pos -= UNUSED;
+    for (int i = 0; i < UNUSED; i++) CHECK_OK(hola_session_step(&a, 1, &(int32_t){0}, NULL));
+    a->now.at = b->now.at;
+}
 /* Passes of several lengths, over blocks: the same choices as after single steps, and the same state. On a device the
- * first pass runs, the second is captured, later ones are replayed. leak: a wrong version, in which one of the unused
- * rows reaches the state. */
+ * first pass runs, the second is captured, later ones are replayed. leak: the wrong version. */
 static double passes(hola_model *m, int64_t count, bool leak) {
     enum { START = 21, MOST = 12 };
     static const int64_t lens[MOST] = {13, 4, 31, 2, 9, 30, 13, 31, 7, 5, 31, 31};
@@ -69,8 +76,7 @@ static double passes(hola_model *m, int64_t count, bool leak) {
             assert_int_equal(one, next[j]);
         }
     }
-    if (leak) CHECK_OK(hola_session_step(&a, 1, &(int32_t){0}, NULL));
-    if (leak) a->now.at = b->now.at;
+    if (leak) unused_rows(a, b);
     const double far = far_after(a, b, 11);
     hola_session_free(a), hola_session_free(b);
     free(ids);
@@ -97,8 +103,7 @@ static double beside_piece(hola_model *m, bool leak) {
     hola_session *a = after(m, ids, START), *b = after(m, ids, START);
     CHECK_OK(hl_session_feed_sample(a, ids + START, N, &greedy, next));
     CHECK_OK(hola_session_feed(b, ids + START, N, NULL));
-    if (leak) CHECK_OK(hola_session_step(&a, 1, &(int32_t){0}, NULL));
-    if (leak) a->now.at = b->now.at;
+    if (leak) unused_rows(a, b);
     CHECK_OK(hola_session_feed(a, ids + START + N, 1, x));
     CHECK_OK(hola_session_feed(b, ids + START + N, 1, y));
     hola_session_free(a), hola_session_free(b);
@@ -109,7 +114,7 @@ static void bf16_passes(void **state) {
     double worst = 0, least = 1e30;
     (void)state;
     NEEDS_DEVICE();
-    for (int k = 0; k < KINDS; k += dev_least() ? KINDS : k < 2 || !slow ? 1 : 5) {
+    for (int k = 0; k < KINDS; k += dev_least() ? KINDS : k < 2 || !slow ? 1 : 4) {
         hola_model *m = model_of(k, "cuda", true);
         const double right = beside_piece(m, false), wrong = beside_piece(m, true);
         worst = fmax(worst, right), least = fmin(least, wrong);

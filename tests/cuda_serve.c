@@ -1,6 +1,8 @@
 /* cuda_serve.c -- the server's engine with a model on a device: it is ready before its first request, and many at once
- * are answered as each alone. */
+ * are answered as each alone: with the same ids in the emulator, on a device up to rounding, since the kernel of a
+ * product depends on the rows of a pass. */
 #define _GNU_SOURCE
+#include "cuda.h"
 #include "cuda/device.h"
 #include "serve/engine_internal.h"
 #include "serve_case.h"
@@ -9,22 +11,32 @@ enum { PROMPTS = 6, TOKENS = 6 };
 static const int64_t length[PROMPTS] = {1, 5, 64, 70, 150, 300};
 static const hola_sampling likeliest = {.repeat_penalty = 1, .top_p = 1};
 
-static void alone_on_device(hola_model *m, const int32_t *ids, int64_t n, int32_t *out) {
+/* How far these ids were from the likeliest after the prompt and each other, in logits, for a session alone. */
+static double below_likeliest(hola_model *m, const int32_t *prompt, int64_t n, const int32_t *ids) {
+    float x[CASE_VOCAB];
+    double gap = 0;
     hola_session *s;
     CHECK_OK(hola_session_new(&s, m));
-    if (n > 1) CHECK_OK(hola_session_feed(s, ids, n - 1, NULL));
-    CHECK_OK(hola_session_step_sample(&s, 1, ids + n - 1, &likeliest, out));
-    for (int i = 1; i < TOKENS; i++) CHECK_OK(hola_session_step_sample(&s, 1, out + i - 1, &likeliest, out + i));
+    CHECK_OK(hola_session_feed(s, prompt, n, x));
+    for (int i = 0; i < TOKENS; i++) {
+        float most = x[0];
+        for (int j = 1; j < CASE_VOCAB; j++) most = x[j] > most ? x[j] : most;
+        gap = fmax(gap, (double)(most - x[ids[i]]));
+        CHECK_OK(hola_session_feed(s, ids + i, 1, x));
+    }
     hola_session_free(s);
+    return gap;
 }
 
 static void answers(void **state) {
     struct rig g;
     struct asked *a[PROMPTS];
-    int32_t *ids = random_ids(400, 256, 3), want[TOKENS];
+    int32_t *ids = random_ids(400, 256, 3);
+    double worst = 0, least = 1e30;
     hola_model *m = case_model_on("cuda");
     (void)state;
     if (!m) skip();
+    const double most = dev_emulated(m->backend) ? 0 : 0.5;
     rig_open_with(&g, m, NULL);
     rig_stop(&g);
     hola_session *s;
@@ -43,14 +55,16 @@ static void answers(void **state) {
     case_wait(&g, NULL);
     for (int i = 0; i < PROMPTS; i++) {
         const struct answer *x = &a[i]->answer[0];
-        alone_on_device(m, ids + i, length[i], want);
         assert_int_equal(a[i]->error, HL_NO_ERROR);
         assert_int_equal(x->n, TOKENS);
-        if (memcmp(x->ids, want, sizeof want)) fail_msg("a prompt of %d tokens: other ids", (int)length[i]);
-        alone_on_device(m, ids + i + 1, length[i], want); /* another prompt is seen */
-        assert_memory_not_equal(x->ids, want, sizeof want);
+        const double gap = below_likeliest(m, ids + i, length[i], x->ids);
+        const double wrong = below_likeliest(m, ids + i + 1, length[i], x->ids); /* another prompt is seen */
+        if (!(gap <= most && wrong > 3))
+            fail_msg("a prompt of %d tokens: %.2g below, of another prompt %.2g", (int)length[i], gap, wrong);
+        worst = fmax(worst, gap), least = fmin(least, wrong);
         asked_free(a[i]);
     }
+    print_message("ids are up to %.2g below the likeliest, those of another prompt at least %.2g\n", worst, least);
     free(ids);
     rig_close(&g);
 }

@@ -10,7 +10,7 @@ template <int V, int W>
 static __device__ __forceinline__ void silu_backward(float *du, const float (*w)[V], const float (*h)[V]) {
     for (int v = 0; v < V; v++) {
         float u = 0.0f;
-        for (int i = 0; i < W; i++) u += w[i][v] * h[i][v];
+        for (int i = 0; i < W; i++) u = add_tap(u, w[i][v], h[i][v]);
         const float s = fast_sigmoid(u);
         du[v] *= s * (1.0f + u * (1.0f - s));
     }

@@ -15,7 +15,7 @@ static __device__ __forceinline__ void next_row(float (*h)[V], const float (*w)[
     unpack(h[W - 1], x);
     for (int v = 0; v < V; v++) {
         u[v] = 0.0f;
-        for (int i = 0; i < W; i++) u[v] += w[i][v] * h[i][v];
+        for (int i = 0; i < W; i++) u[v] = add_tap(u[v], w[i][v], h[i][v]);
         u[v] *= fast_sigmoid(u[v]);
     }
     store_packed((typename packed_of<V>::type *)y, u);
@@ -72,7 +72,7 @@ template <int W> static __global__ void conv_step(struct conv a) {
     float h[W], u = 0.0f;
     for (int i = 0; i < W; i++) {
         look_back<1>(&h[i], a, s, s.row - W + 1 + i, c);
-        u += (a.w ? a.w[c * W + i] : 1.0f) * h[i];
+        u = add_tap(u, a.w ? a.w[c * W + i] : 1.0f, h[i]);
     }
     put(a.y + s.row * a.C + c, u * fast_sigmoid(u));
     if (s.state)

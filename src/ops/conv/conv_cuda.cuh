@@ -46,6 +46,10 @@ extern "C" bool HL_OP(conv_ring_backward)(struct hl_cuda *c, const struct hl_con
 
 static inline bool conv_wide(const struct conv *a, int V) { return a->C % V == 0 && a->ld % V == 0; }
 
+/* The sum of a row of u starts at 0 and takes its taps from the oldest row on, each rounded once. Written out, since of
+ * two products that are added the compiler may fuse either one, and all kernels shall make the same bits of a row. */
+static __device__ __forceinline__ float add_tap(float u, float w, float x) { return __fmaf_rn(w, x, u); }
+
 /* the channels' weights, transposed: w[i][v] goes with the row W - 1 - i before */
 template <int V, int W>
 static __device__ __forceinline__ void load_weights(float (*w)[V], const float *from, int64_t c) {

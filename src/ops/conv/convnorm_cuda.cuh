@@ -79,9 +79,9 @@ template <int lanes, int n> static __device__ __forceinline__ void head_sums(flo
 template <int V>
 static __device__ __forceinline__ void conv_row(float *u, const float (*w)[V], const float (*h)[V], const float *x) {
     for (int v = 0; v < V; v++) {
-        u[v] = w[0][v] * h[0][v];
-        for (int i = 1; i + 1 < TAPS; i++) u[v] += w[i][v] * h[i][v];
-        u[v] += w[TAPS - 1][v] * x[v];
+        u[v] = 0.0f;
+        for (int i = 0; i + 1 < TAPS; i++) u[v] = add_tap(u[v], w[i][v], h[i][v]);
+        u[v] = add_tap(u[v], w[TAPS - 1][v], x[v]);
     }
 }
 /* u of the row after x, which is y */
@@ -89,10 +89,10 @@ template <int V>
 static __device__ __forceinline__ void conv_second(float *u, const float (*w)[V], const float (*h)[V], const float *x,
                                                    const float *y) {
     for (int v = 0; v < V; v++) {
-        u[v] = w[0][v] * h[1][v];
-        for (int i = 1; i + 2 < TAPS; i++) u[v] += w[i][v] * h[i + 1][v];
-        u[v] += w[TAPS - 2][v] * x[v];
-        u[v] += w[TAPS - 1][v] * y[v];
+        u[v] = 0.0f;
+        for (int i = 0; i + 2 < TAPS; i++) u[v] = add_tap(u[v], w[i][v], h[i + 1][v]);
+        u[v] = add_tap(u[v], w[TAPS - 2][v], x[v]);
+        u[v] = add_tap(u[v], w[TAPS - 1][v], y[v]);
     }
 }
 template <int V> static __device__ __forceinline__ void move_on(float (*h)[V], const float *x) {
