@@ -161,9 +161,10 @@ static void passes(const hola_session *prompt, const hola_sampling *p) {
             check(hl_finish(s->model->backend));
             best_of(&back, start);
         }
-        printf("a pass over %2d: %.1f us, %.2f steps; marked and taken back: %.1f us, %.2f steps; %lld of %d replayed\n",
-               (int)lens[n], 1e6 * pass, pass / step, 1e6 * back, back / step,
-               (long long)(s->model->steps_replayed - replayed), 2 * TIMES);
+        printf(
+            "a pass over %2d: %.1f us, %.2f steps; marked and taken back: %.1f us, %.2f steps; %lld of %d replayed\n",
+            (int)lens[n], 1e6 * pass, pass / step, 1e6 * back, back / step,
+            (long long)(s->model->steps_replayed - replayed), 2 * TIMES);
     }
     hl_session_draft_end(s);
     hola_session_free(s);
