@@ -4,16 +4,13 @@
  * Three products for each: out = x W^T, dx = dout W, dW = dout^T x (summed over the tokens, into floats). Medians of 20
  * runs; rates in TFLOP/s, and the quantisation of x or dout in GB/s of what it reads and writes.
  *
- *   bench_fp8 designs [TOKENS]      default: 65,536 of 46m, 32,768 of 340m
- * Every design of every kind of kernel that makes codes (hl_fp8_maker), in the calls of a training step of 46m and of
- * 340m: quantisation beside a copy of as many bytes, SwiGLU together with the products around it. Then what a step
- * would gain, and which designs to take. Calls follow each other without a gap, quantisation over three sets of arrays,
- * so that none finds its numbers in the cache. */
+ * Without arguments then the kernels that make codes, in the calls of a training step of 46m and of 340m: quantisation
+ * beside a copy of as many bytes, SwiGLU together with the products around it. Calls follow each other without a gap,
+ * quantisation over three sets of arrays, so that none finds its numbers in the cache. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench_op.h"
 #include "cuda/device.h"
 #include "ops/linear/fp8.h"
-#include <string.h>
 
 static void quantise(const void *a) { backend->ops.fp8_quantise(backend, a); }
 static void multiply(const void *a) { hl_cuda_gemm(backend->device, a); }
@@ -51,7 +48,7 @@ static void layer(int64_t tokens, int64_t in, int64_t out) {
     product("dW", out, in, tokens, false);
 }
 
-/* ---- the designs ---- */
+/* ---- what makes codes ---- */
 
 enum { SETS = 3, CALLS = 12, ROUNDS = 9, SOME = 1 << 22 };
 
@@ -87,35 +84,28 @@ static void copy(const void *a) {
     hl_copy(backend, k->to, k->from, k->bytes);
 }
 
-/* What a layer does `times`: the codes of [tokens][cols] in one form or both. */
-struct call {
-    enum hl_fp8_kind kind;
-    int64_t cols;
-    int times;
-};
-/* microseconds of every design; returns those of a copy of as many bytes */
-static double quantisation(int64_t tokens, const struct call *k, double us[HL_FP8_DESIGNS]) {
-    const int64_t n = tokens * k->cols, scales = 4 * hl_fp8_scales(false, tokens, k->cols),
-                  scales_t = 4 * hl_fp8_scales(false, k->cols, tokens);
+enum { ROWS = 1, COLUMNS = 2 }; /* forms */
+
+/* microseconds of the codes of [tokens][cols]; *limit: those of a copy of as many bytes */
+static double quantisation(int64_t tokens, int64_t cols, int forms, double *limit) {
+    const int64_t n = tokens * cols, scales = 4 * hl_fp8_scales(false, tokens, cols),
+                  scales_t = 4 * hl_fp8_scales(false, cols, tokens);
     struct hl_fp8_quantise q[SETS];
     struct copy c[SETS];
     int64_t bytes = 2 * n;
-    if (k->kind != HL_FP8_COLUMNS) bytes += n + scales;
-    if (k->kind != HL_FP8_ROWS) bytes += n + scales_t;
+    if (forms & ROWS) bytes += n + scales;
+    if (forms & COLUMNS) bytes += n + scales_t;
     for (int i = 0; i < SETS; i++) {
-        q[i] = (struct hl_fp8_quantise){.rows = tokens, .cols = k->cols, .ld = k->cols, .x = numbers(n)};
+        q[i] = (struct hl_fp8_quantise){.rows = tokens, .cols = cols, .ld = cols, .x = numbers(n)};
         uint8_t *codes = bench_alloc(2 * n, 1);
-        if (k->kind != HL_FP8_COLUMNS) q[i].codes = codes, q[i].scale = bench_alloc(scales, 1);
-        if (k->kind != HL_FP8_ROWS) q[i].codes_t = codes + n, q[i].scale_t = bench_alloc(scales_t, 1);
+        if (forms & ROWS) q[i].codes = codes, q[i].scale = bench_alloc(scales, 1);
+        if (forms & COLUMNS) q[i].codes_t = codes + n, q[i].scale_t = bench_alloc(scales_t, 1);
         c[i] = (struct copy){codes, q[i].x, bytes / 2 < 2 * n ? bytes / 2 : 2 * n};
     }
-    struct hl_fp8_maker *m = &hl_fp8_maker[k->kind];
-    const int taken = m->taken;
-    const double limit = each(copy, c, sizeof *c);
-    for (m->taken = 0; m->design[m->taken]; m->taken++) us[m->taken] = each(quantise, q, sizeof *q);
-    m->taken = taken;
+    *limit = each(copy, c, sizeof *c);
+    const double us = each(quantise, q, sizeof *q);
     bench_release();
-    return limit;
+    return us;
 }
 
 /* SwiGLU and the layers around it; of the layer behind it both passes. */
@@ -141,8 +131,9 @@ static struct hl_linear_part fp8_part(const char *W, int64_t rows, int64_t cols,
                                    .dout = dout,
                                    .dW = dW};
 }
-static void swiglu_and_layers(int64_t tokens, int64_t K, const struct call *k, double us[HL_FP8_DESIGNS]) {
-    const int64_t D = k->cols, ld = 2 * D, size = backend->act_size;
+/* microseconds; D: width of SwiGLU */
+static double swiglu_and_layers(int64_t tokens, int64_t K, int64_t D, void (*f)(const void *)) {
+    const int64_t ld = 2 * D, size = backend->act_size;
     char *pair = numbers(tokens * ld), *gradient = bench_acts(tokens * ld), *W = numbers(ld * K);
     void *x = numbers(tokens * K), *dx = bench_acts(tokens * K), *y = bench_acts(tokens * D), *dy = numbers(tokens * D);
     real *dW = bench_reals(ld * K);
@@ -156,85 +147,36 @@ static void swiglu_and_layers(int64_t tokens, int64_t K, const struct call *k, d
     m.down.linear.part[0] = fp8_part(W, K, D, dx, x, dW);
     hl_zero(backend, dW, ld * K * (int64_t)sizeof *dW);
     backend->fp8->stale(backend); /* another weight may have been here */
-    struct hl_fp8_maker *of = &hl_fp8_maker[k->kind];
-    const int taken = of->taken;
-    for (of->taken = 0; of->design[of->taken]; of->taken++)
-        us[of->taken] = each(k->kind == HL_FP8_SWIGLU ? down : gate_up, &m, 0);
-    of->taken = taken;
+    const double us = each(f, &m, 0);
     bench_release();
+    return us;
 }
 
-/* ms of a step that every kind takes in every design */
-struct step {
-    double ms[HL_FP8_KINDS][HL_FP8_DESIGNS];
-};
-static int best_of(const struct hl_fp8_maker *m, const double ms[HL_FP8_DESIGNS]) {
-    int best = m->taken; /* another one only if it is faster by more than the noise */
-    for (int d = 0; m->design[d]; d++)
-        if (ms[d] < 0.99 * ms[m->taken] && ms[d] < ms[best]) best = d;
-    return best;
-}
-static struct step step_of(const char *preset, int64_t tokens) {
+static void step(const char *preset, int64_t tokens) {
     hola_config c;
-    struct step step = {0};
-    double saved = 0;
     if (hola_config_preset(&c, preset, HOLA_TYPE_HOLA) != HOLA_OK) exit(1);
     const int64_t H = c.hidden_size, qkv = 2 * c.num_heads * c.head_dim + c.num_v_heads * c.head_v_dim;
-    const struct call calls[] = {{HL_FP8_ROWS, H, 3},
-                                 {HL_FP8_COLUMNS, H, 3},
-                                 {HL_FP8_BOTH, qkv, 1},
-                                 {HL_FP8_BOTH, H, 2},
-                                 {HL_FP8_SWIGLU, c.intermediate_size, 1},
-                                 {HL_FP8_SWIGLU_BACK, c.intermediate_size, 1}};
-    printf("%s, %lld tokens: microseconds of a call; * is taken\n", preset, (long long)tokens);
+    const struct {
+        const char *name;
+        int64_t cols;
+        int forms, times; /* in a layer */
+    } calls[] = {{"rows", H, ROWS, 3},
+                 {"columns", H, COLUMNS, 3},
+                 {"rows and columns", qkv, ROWS | COLUMNS, 1},
+                 {"rows and columns", H, ROWS | COLUMNS, 2}};
+    const double layers = 1e-3 * (double)c.num_hidden_layers;
+    printf("%s, %lld tokens\n", preset, (long long)tokens);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const struct call *k = &calls[i];
-        const struct hl_fp8_maker *m = &hl_fp8_maker[k->kind];
-        double us[HL_FP8_DESIGNS], limit = 0;
-        if (k->kind < HL_FP8_SWIGLU) limit = quantisation(tokens, k, us);
-        else swiglu_and_layers(tokens, H, k, us);
-        printf("  %-18s %5lld, %d in a layer:", m->name, (long long)k->cols, k->times);
-        if (limit > 0) printf(" a copy %.1f;", limit);
-        for (int d = 0; m->design[d]; d++) {
-            step.ms[k->kind][d] += 1e-3 * us[d] * k->times * (double)c.num_hidden_layers;
-            printf("%s %s%s %.1f", d > 0 ? "," : "", m->design[d], d == m->taken ? "*" : "", us[d]);
-            if (limit > 0) printf(" (%.0f%%)", 100 * limit / us[d]);
-        }
-        const int best = best_of(m, us);
-        printf("; best: %s\n", m->design[best]);
+        double limit;
+        const double us = quantisation(tokens, calls[i].cols, calls[i].forms, &limit);
+        printf("  %s of %lld: %.1f us, a copy %.1f (%.0f%%); a step %.2f ms\n", calls[i].name, (long long)calls[i].cols,
+               us, limit, 100 * limit / us, us * calls[i].times * layers);
     }
-    for (int kind = 0; kind < HL_FP8_KINDS; kind++) {
-        const struct hl_fp8_maker *m = &hl_fp8_maker[kind];
-        const double *ms = step.ms[kind];
-        const int best = best_of(m, ms);
-        saved += ms[m->taken] - ms[best];
-        printf("  a step: %s, %s*: %.2f ms", m->name, m->design[m->taken], ms[m->taken]);
-        if (best != m->taken) printf("; %s: %.2f ms less", m->design[best], ms[m->taken] - ms[best]);
-        if (kind >= HL_FP8_SWIGLU) printf("; with the products; apart: %.2f ms", ms[HL_FP8_APART]);
-        printf("\n");
-    }
-    printf("  a step of %s would gain %.2f ms with the best of every kind\n", preset, saved);
-    return step;
-}
-
-static int designs(int argc, char **argv) {
-    const int64_t tokens = argc > 2 ? atoll(argv[2]) : 0;
-    if (argc > 2 && (tokens < HL_FP8_ALIGN || tokens % HL_FP8_ALIGN))
-        return fprintf(stderr, "%s: '%s' is not a multiple of %d\n", argv[0], argv[2], (int)HL_FP8_ALIGN), 2;
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    const struct step a = step_of("46m", tokens ? tokens : 65536), b = step_of("340m", tokens ? tokens : 32768);
-    printf("to take, by both together (hl_fp8_maker, src/cuda/fp8.c):\n");
-    for (int kind = 0; kind < HL_FP8_KINDS; kind++) {
-        const struct hl_fp8_maker *m = &hl_fp8_maker[kind];
-        const int t = m->taken;
-        double both[HL_FP8_DESIGNS];
-        for (int d = 0; m->design[d]; d++) both[d] = a.ms[kind][d] / a.ms[kind][t] + b.ms[kind][d] / b.ms[kind][t];
-        const int best = best_of(m, both);
-        printf("  %s: %d (%s)%s; a step of 46m %+.2f ms, of 340m %+.2f ms\n", m->name, best, m->design[best],
-               best == t ? ", as now" : "", a.ms[kind][best] - a.ms[kind][t], b.ms[kind][best] - b.ms[kind][t]);
-    }
-    hl_backend_close(backend);
-    return 0;
+    const double output = swiglu_and_layers(tokens, H, c.intermediate_size, down),
+                 gradients = swiglu_and_layers(tokens, H, c.intermediate_size, gate_up);
+    printf("  SwiGLU's output of %lld, with its products: %.1f us; a step %.2f ms\n", (long long)c.intermediate_size,
+           output, output * layers);
+    printf("  SwiGLU's gradients, with theirs: %.1f us; a step %.2f ms\n", gradients, gradients * layers);
 }
 
 int main(int argc, char **argv) {
@@ -243,7 +185,7 @@ int main(int argc, char **argv) {
     if (hl_backend_open(&backend, "cuda", 0) != HOLA_OK || !backend->fp8 ||
         backend->fp8->open(backend, &(struct hl_fp8_sizes){0}) != HOLA_OK)
         return fprintf(stderr, "%s: %s\n", argv[0], hola_last_error()), 1;
-    if (argc > 1 && !strcmp(argv[1], "designs")) return designs(argc, argv);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 1; i < argc; i++) {
         long long n[3];
         if (sscanf(argv[i], "%lldx%lldx%lld", &n[0], &n[1], &n[2]) != 3)
@@ -251,6 +193,7 @@ int main(int argc, char **argv) {
         layer(n[0], n[1], n[2]);
     }
     for (size_t i = 0; argc <= 1 && i < sizeof usual / sizeof *usual; i++) layer(usual[i][0], usual[i][1], usual[i][2]);
+    if (argc <= 1) step("46m", 65536), step("340m", 32768);
     hl_backend_close(backend);
     return 0;
 }

@@ -146,6 +146,7 @@ static void passes(const hola_session *prompt, const hola_sampling *p) {
     }
     printf("a step: %.1f us\n", 1e6 * (step /= 8));
     for (int n = 0; n < 4 && lens[n] <= hl_session_draft_rows(s->model); n++) {
+        const int64_t replayed = s->model->steps_replayed;
         double pass = 1, back = 1;
         for (int i = 0; i < TIMES; i++) { /* all within a block of the exact memory, if it has 256 tokens */
             check(hl_restore_point_copy(s->model, &s->now, &prompt->now, HL_ALL_CHANGES));
@@ -160,8 +161,10 @@ static void passes(const hola_session *prompt, const hola_sampling *p) {
             check(hl_finish(s->model->backend));
             best_of(&back, start);
         }
-        printf("a pass over %2d: %.1f us, %.2f steps; marked and taken back: %.1f us, %.2f steps\n", (int)lens[n],
-               1e6 * pass, pass / step, 1e6 * back, back / step);
+        printf(
+            "a pass over %2d: %.1f us, %.2f steps; marked and taken back: %.1f us, %.2f steps; %lld of %d replayed\n",
+            (int)lens[n], 1e6 * pass, pass / step, 1e6 * back, back / step,
+            (long long)(s->model->steps_replayed - replayed), 2 * TIMES);
     }
     hl_session_draft_end(s);
     hola_session_free(s);

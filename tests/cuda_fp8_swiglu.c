@@ -2,7 +2,6 @@
  * down_backward): the results are those of the two ops to the bit; where the matrix between them exists only as codes;
  * wrong versions. */
 #include "cuda.h"
-#include "cuda/device.h"
 
 extern int hl_emu_no_fp8 __attribute__((weak)); /* the emulated library lacks these products */
 
@@ -10,7 +9,7 @@ struct layer {
     int64_t M, D, K, ld; /* ld: of gate and up, side by side */
     bool plain;          /* weights that are not in FP8 */
     int without;         /* products that the library lacks */
-    bool codes_alone;    /* whether the gradients of gate and up exist as codes alone */
+    bool codes_alone;    /* whether the numbers between the two ops exist as codes alone */
 };
 struct result {
     real *pair, *dx, *dW;
@@ -75,22 +74,16 @@ static struct dev open_fp8(void) {
     }
     return d;
 }
-/* Every design on every layer, each on a device that has not been asked for a product yet. alone: whether the numbers
- * between the ops are to exist as codes alone. */
-static void each(enum hl_fp8_kind kind, const struct layer *layers, size_t n,
-                 void (*check)(const struct dev *, const struct layer *, bool alone)) {
-    const int taken = hl_fp8_maker[kind].taken;
-    for (int design = 0; hl_fp8_maker[kind].design[design]; design++)
-        for (size_t i = 0; i < n; i++) {
-            if (layers[i].without && !&hl_emu_no_fp8) continue;
-            struct dev d = open_fp8();
-            hl_fp8_maker[kind].taken = design;
-            if (layers[i].without) hl_emu_no_fp8 = layers[i].without;
-            check(&d, &layers[i], layers[i].codes_alone && design != HL_FP8_APART);
-            if (layers[i].without) hl_emu_no_fp8 = 0;
-            dev_close(&d);
-        }
-    hl_fp8_maker[kind].taken = taken;
+/* Every layer on a device that has not been asked for a product yet. */
+static void each(const struct layer *layers, size_t n, void (*check)(const struct dev *, const struct layer *)) {
+    for (size_t i = 0; i < n; i++) {
+        if (layers[i].without && !&hl_emu_no_fp8) continue;
+        struct dev d = open_fp8();
+        if (layers[i].without) hl_emu_no_fp8 = layers[i].without;
+        check(&d, &layers[i]);
+        if (layers[i].without) hl_emu_no_fp8 = 0;
+        dev_close(&d);
+    }
 }
 
 /* Whether the library had every product that it was asked for: a real one may lack some of these small ones. */
@@ -98,12 +91,12 @@ static bool has_all(const struct dev *d) {
     return dev_emulated(d->backend) || d->backend->fp8->refused(d->backend) == 0;
 }
 
-static void check_gate_up(const struct dev *d, const struct layer *l, bool alone) {
+static void check_gate_up(const struct dev *d, const struct layer *l) {
     struct result want = results(d, l, APART), got = results(d, l, TOGETHER);
     struct result other = results(d, l, WITH_OTHER_DY), exchanged = results(d, l, EXCHANGED);
     if (!same(&want, &got, l)) fail_msg("%d x %d x %d: not those of the two ops", (int)l->M, (int)l->D, (int)l->K);
     assert_false(same(&want, &other, l) || same(&want, &exchanged, l));
-    if (has_all(d)) assert_int_equal(untouched(d, &got, l), alone);
+    if (has_all(d)) assert_int_equal(untouched(d, &got, l), l->codes_alone);
     assert_false(untouched(d, &want, l));
     drop(&want, l), drop(&got, l), drop(&other, l), drop(&exchanged, l);
 }
@@ -117,7 +110,7 @@ static void gate_up_as_two_ops(void **state) {
         {144, 128, 64, 256, .without = 2},
     };
     (void)state;
-    each(HL_FP8_SWIGLU_BACK, layers, sizeof layers / sizeof *layers, check_gate_up);
+    each(layers, sizeof layers / sizeof *layers, check_gate_up);
 }
 
 /* ---- the layer behind SwiGLU ---- */
@@ -176,13 +169,13 @@ static bool down_same(const struct down *a, const struct down *b, const struct l
            !memcmp(a->dW, b->dW, (size_t)(l->K * l->D) * sizeof(real));
 }
 
-static void check_down(const struct dev *d, const struct layer *l, bool alone) {
+static void check_down(const struct dev *d, const struct layer *l) {
     struct down want = down_results(d, l, false, false, false), got = down_results(d, l, true, false, false);
     struct down again = down_results(d, l, true, true, false), wrong = down_results(d, l, true, true, true);
     if (!down_same(&want, &got, l) || !down_same(&want, &again, l))
         fail_msg("%d x %d x %d: not those of the two ops", (int)l->M, (int)l->D, (int)l->K);
     assert_false(down_same(&want, &wrong, l));
-    alone = alone && has_all(d);
+    const bool alone = l->codes_alone && has_all(d);
     if (has_all(d)) assert_int_equal(memcmp(want.y, got.y, (size_t)(l->M * l->D) * sizeof(real)) != 0, alone);
     for (int64_t i = 0; i < l->M * l->D && alone; i++) assert_true(again.y[i] == 0); /* no codes that nothing reads */
     down_drop(&want, l), down_drop(&got, l), down_drop(&again, l), down_drop(&wrong, l);
@@ -195,7 +188,7 @@ static void down_as_two_ops(void **state) {
         {144, 128, 64, 256, .without = 1},        {144, 128, 64, 256, .without = 2},
     };
     (void)state;
-    each(HL_FP8_SWIGLU, layers, sizeof layers / sizeof *layers, check_down);
+    each(layers, sizeof layers / sizeof *layers, check_down);
 }
 
 int main(void) {

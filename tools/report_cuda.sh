@@ -43,8 +43,7 @@ for part in "$@"; do
         run 60 kda bench_kda
         run 60 gla bench_gla
         run 90 attention bench_attention_cuda
-        run 60 fp8 bench_fp8
-        run 60 fp8_designs bench_fp8 designs
+        run 90 fp8 bench_fp8
         run 60 lookup bench_lookup cuda 340m
         run 60 pointwise bench_pointwise
         ;;

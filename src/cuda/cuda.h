@@ -70,15 +70,6 @@ struct hl_fp8_weight {
     int64_t step; /* it was filled for; compared with that of the device */
 };
 bool hl_cuda_fp8_on(const struct hl_cuda *c);
-
-/* What makes codes, in several designs; a kind's designs are listed in the same order beside its kernels. */
-enum hl_fp8_kind { HL_FP8_ROWS, HL_FP8_COLUMNS, HL_FP8_BOTH, HL_FP8_SWIGLU, HL_FP8_SWIGLU_BACK, HL_FP8_KINDS };
-enum { HL_FP8_DESIGNS = 4, HL_FP8_APART = 2 }; /* most of a kind; SwiGLU: as an op of its own, which writes bf16 */
-struct hl_fp8_maker {
-    const char *name, *design[HL_FP8_DESIGNS + 1]; /* NULL after the last */
-    int taken;
-};
-extern struct hl_fp8_maker hl_fp8_maker[HL_FP8_KINDS];
 /* The codes of a weight at this place, with room for so many scales; *fill: they are of an earlier step, or new. NULL:
  * no memory, which is kept. */
 const struct hl_fp8_weight *hl_cuda_fp8_weight(struct hl_cuda *c, const void *W, int64_t rows, int64_t cols,

@@ -2,15 +2,6 @@
 #include "cuda/device.h"
 #include <stdlib.h>
 
-/* bench/bench_fp8.c compares the designs: the last number is the one that is taken. */
-struct hl_fp8_maker hl_fp8_maker[HL_FP8_KINDS] = {
-    [HL_FP8_ROWS] = {"rows", {"4 rows", "4 rows, read once", "8 rows", "tiles"}, 0},
-    [HL_FP8_COLUMNS] = {"columns", {"8 rows", "8 rows, read once", "4 rows", "ahead"}, 0},
-    [HL_FP8_BOTH] = {"rows and columns", {"8 rows", "8 rows, read once", "4 rows", "ahead"}, 0},
-    [HL_FP8_SWIGLU] = {"SwiGLU's output", {"4 rows", "8 rows", "apart"}, 0},
-    [HL_FP8_SWIGLU_BACK] = {"SwiGLU's gradients", {"4 rows", "8 rows", "apart"}, 0},
-};
-
 bool hl_cuda_fp8_on(const struct hl_cuda *c) { return c->fp8; }
 
 hola_status hl_cuda_fp8_open(struct hl_cuda *c) {

@@ -38,14 +38,13 @@ template <int ROWS> static __device__ __forceinline__ struct fp8_place fp8_place
     at.i = at.i0 + l.ty * ROWS, at.j = at.j0 + l.tx * FP8_EACH;
     return at;
 }
-/* A thread's patch: 0 outside of the matrix. once: what is read leaves the caches first. */
-template <int ROWS, bool once = false>
+/* A thread's patch: 0 outside of the matrix. */
+template <int ROWS>
 static __device__ __forceinline__ void fp8_load(uint32_t (*x)[FP8_PAIRS], const act *from, uint32_t ld, bool in) {
 #pragma unroll
     for (int p = 0; p < ROWS; p++) {
         uint4 u = make_uint4(0, 0, 0, 0);
-        const uint4 *const row = (const uint4 *)((const char *)from + p * ld * (uint32_t)sizeof(act));
-        if (in) u = once ? __ldcs(row) : *row;
+        if (in) u = *(const uint4 *)((const char *)from + p * ld * (uint32_t)sizeof(act));
         x[p][0] = u.x, x[p][1] = u.y, x[p][2] = u.z, x[p][3] = u.w;
     }
 }

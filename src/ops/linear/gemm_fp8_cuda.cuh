@@ -169,8 +169,7 @@ static bool fp8_fits_swiglu(const struct hl_linear *, const bool *, const struct
 #else
 /* Whether the gradients of these parts, merged, are gate's and up's side by side. */
 static bool fp8_fits_swiglu(const struct hl_linear *a, const bool *is_fp8, const struct hl_swiglu *s) {
-    return hl_fp8_maker[HL_FP8_SWIGLU_BACK].taken != HL_FP8_APART && a->n == 1 && is_fp8[0] &&
-           a->part[0].dout == s->dgate && a->part[0].W.rows == 2 * s->D && a->ld == s->ld &&
+    return a->n == 1 && is_fp8[0] && a->part[0].dout == s->dgate && a->part[0].W.rows == 2 * s->D && a->ld == s->ld &&
            s->dup == (act *)s->dgate + s->D && s->D % FP8_SIDE == 0 && swiglu_is_wide(s);
 }
 
@@ -186,9 +185,8 @@ static struct fp8_down fp8_down_open(struct hl_backend *backend, struct hl_cuda 
     struct fp8_down t = {};
     bool is_fp8[HL_LINEAR_MAX];
     char *room = (char *)s->y;
-    if (hl_fp8_maker[HL_FP8_SWIGLU].taken == HL_FP8_APART || a->n != 1 || !fp8_find(c, a, is_fp8) || a->x != s->y ||
-        a->ldx || (uintptr_t)s->y % 16 != 0 || !swiglu_is_wide(s) ||
-        fp8_bytes(a->K, a->M) > a->M * a->K * (int64_t)sizeof(act))
+    if (a->n != 1 || !fp8_find(c, a, is_fp8) || a->x != s->y || a->ldx || (uintptr_t)s->y % 16 != 0 ||
+        !swiglu_is_wide(s) || fp8_bytes(a->K, a->M) > a->M * a->K * (int64_t)sizeof(act))
         return t;
     t.xt = fp8_take(&room, a->K, a->M);
     const struct hl_fp8_weight *w = fp8_weight(backend, c, &a->part[0].W);

@@ -13,44 +13,44 @@ struct swiglu_source {
     uint32_t ld, D, row0; /* ld: of gate and up; row0: the first row of this launch */
 };
 
-template <int ROWS, int format>
-static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, 2)
+enum { SWIGLU_ROWS = 4, SWIGLU_THREADS = fp8_tile<SWIGLU_ROWS>::THREADS }; /* rows of a patch */
+
+static __global__ void __launch_bounds__(SWIGLU_THREADS, 2)
     swiglu_output_fp8(struct swiglu_source a, struct fp8_forms f) {
-    __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
+    __shared__ struct fp8_tile<SWIGLU_ROWS> s;
+    const struct fp8_place at = fp8_place_of<SWIGLU_ROWS>(a.row0);
     const int64_t first = (int64_t)at.i * a.ld + at.j;
     const bool in = at.i < f.rows && at.j < f.cols;
-    uint32_t g[ROWS][FP8_PAIRS], u[ROWS][FP8_PAIRS];
-    fp8_load<ROWS>(g, a.gate + first, a.ld, in);
-    fp8_load<ROWS>(u, a.up + first, a.ld, in);
+    uint32_t g[SWIGLU_ROWS][FP8_PAIRS], u[SWIGLU_ROWS][FP8_PAIRS];
+    fp8_load<SWIGLU_ROWS>(g, a.gate + first, a.ld, in);
+    fp8_load<SWIGLU_ROWS>(u, a.up + first, a.ld, in);
 #pragma unroll
-    for (int p = 0; p < ROWS; p++)
+    for (int p = 0; p < SWIGLU_ROWS; p++)
 #pragma unroll
         for (int k = 0; k < FP8_PAIRS; k++)
             g[p][k] = pack2(swiglu(low(g[p][k]), low(u[p][k])), swiglu(high(g[p][k]), high(u[p][k])));
-    fp8_make_tile<ROWS, format>(g, &s, at.i0, at.j0, f);
+    fp8_make_tile<SWIGLU_ROWS, HL_E4M3>(g, &s, at.i0, at.j0, f);
 }
 
-template <int ROWS, int format>
-static __global__ void __launch_bounds__(fp8_tile<ROWS>::THREADS, 2)
+static __global__ void __launch_bounds__(SWIGLU_THREADS, 2)
     swiglu_gradients_fp8(struct swiglu_source a, struct fp8_forms f) {
-    __shared__ struct fp8_tile<ROWS> s;
-    const struct fp8_place at = fp8_place_of<ROWS>(a.row0);
+    __shared__ struct fp8_tile<SWIGLU_ROWS> s;
+    const struct fp8_place at = fp8_place_of<SWIGLU_ROWS>(a.row0);
     const int64_t first = (int64_t)at.i * a.ld + at.j;
-    uint32_t g[ROWS][FP8_PAIRS], u[ROWS][FP8_PAIRS], dy[ROWS][FP8_PAIRS];
-    fp8_load<ROWS>(g, a.gate + first, a.ld, at.i < f.rows);
-    fp8_load<ROWS>(u, a.up + first, a.ld, at.i < f.rows);
-    fp8_load<ROWS>(dy, a.dy + (int64_t)at.i * a.D + at.j, a.D, at.i < f.rows);
+    uint32_t g[SWIGLU_ROWS][FP8_PAIRS], u[SWIGLU_ROWS][FP8_PAIRS], dy[SWIGLU_ROWS][FP8_PAIRS];
+    fp8_load<SWIGLU_ROWS>(g, a.gate + first, a.ld, at.i < f.rows);
+    fp8_load<SWIGLU_ROWS>(u, a.up + first, a.ld, at.i < f.rows);
+    fp8_load<SWIGLU_ROWS>(dy, a.dy + (int64_t)at.i * a.D + at.j, a.D, at.i < f.rows);
 #pragma unroll
-    for (int p = 0; p < ROWS; p++)
+    for (int p = 0; p < SWIGLU_ROWS; p++)
 #pragma unroll
         for (int k = 0; k < FP8_PAIRS; k++) {
             float g0 = low(g[p][k]), g1 = high(g[p][k]), u0 = low(u[p][k]), u1 = high(u[p][k]);
             swiglu_gradients(&g0, &u0, low(dy[p][k])), swiglu_gradients(&g1, &u1, high(dy[p][k]));
             g[p][k] = pack2(g0, g1), u[p][k] = pack2(u0, u1);
         }
-    fp8_make_tile<ROWS, format>(g, &s, at.i0, at.j0, f);
-    fp8_make_tile<ROWS, format>(u, &s, at.i0, (int)a.D + at.j0, f);
+    fp8_make_tile<SWIGLU_ROWS, HL_FP8_GRADIENTS>(g, &s, at.i0, at.j0, f);
+    fp8_make_tile<SWIGLU_ROWS, HL_FP8_GRADIENTS>(u, &s, at.i0, (int)a.D + at.j0, f);
 }
 
 /* ---- launches ---- */
@@ -60,26 +60,22 @@ static bool swiglu_is_wide(const struct hl_swiglu *s) {
            ((uintptr_t)s->gate | (uintptr_t)s->up | (uintptr_t)s->dy) % 16 == 0;
 }
 static void swiglu_launch(struct hl_cuda *c, const struct hl_swiglu *s,
-                          void (*kernel)(struct swiglu_source, struct fp8_forms), int threads, int64_t cols,
-                          struct fp8_form by_rows, struct fp8_form by_columns) {
+                          void (*kernel)(struct swiglu_source, struct fp8_forms), int64_t cols, struct fp8_form by_rows,
+                          struct fp8_form by_columns) {
     const struct fp8_forms f = {(int)s->M, (int)cols, by_rows.codes, by_columns.codes, by_rows.scale, by_columns.scale};
     const struct swiglu_source from = {(const act *)s->gate, (const act *)s->up,
                                        (const act *)s->dy,   (uint32_t)(s->ld ? s->ld : s->D),
                                        (uint32_t)s->D,       0};
-    fp8_launch(c, kernel, threads, FP8_SIDE, hl_pieces(s->D, FP8_SIDE), from, &f);
+    fp8_launch(c, kernel, SWIGLU_THREADS, FP8_SIDE, hl_pieces(s->D, FP8_SIDE), from, &f);
 }
 static void swiglu_output(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                           struct fp8_form by_columns) {
-    if (hl_fp8_maker[HL_FP8_SWIGLU].taken == 0)
-        swiglu_launch(c, s, swiglu_output_fp8<4, HL_E4M3>, 512, s->D, by_rows, by_columns);
-    else swiglu_launch(c, s, swiglu_output_fp8<8, HL_E4M3>, 256, s->D, by_rows, by_columns);
+    swiglu_launch(c, s, swiglu_output_fp8, s->D, by_rows, by_columns);
 }
 /* D: a multiple of 128 */
 static void swiglu_gradients(struct hl_cuda *c, const struct hl_swiglu *s, struct fp8_form by_rows,
                              struct fp8_form by_columns) {
-    if (hl_fp8_maker[HL_FP8_SWIGLU_BACK].taken == 0)
-        swiglu_launch(c, s, swiglu_gradients_fp8<4, HL_FP8_GRADIENTS>, 512, 2 * s->D, by_rows, by_columns);
-    else swiglu_launch(c, s, swiglu_gradients_fp8<8, HL_FP8_GRADIENTS>, 256, 2 * s->D, by_rows, by_columns);
+    swiglu_launch(c, s, swiglu_gradients_fp8, 2 * s->D, by_rows, by_columns);
 }
 
 #endif
