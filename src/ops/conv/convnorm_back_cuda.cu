@@ -1,6 +1,6 @@
-/* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms to that of the
- * convolution's input; values that the forward pass did not store are recomputed. It is instruction-bound, so pairs of
- * rows inside a segment run without any test. */
+/* convnorm_back_cuda.cu -- see convnorm_cuda.cuh: the backward pass, from the gradients of both norms, of one, or of
+ * the convolution alone, to that of the convolution's input; values that the forward pass did not store are recomputed.
+ * It is instruction-bound, so pairs of rows inside a segment run without any test. */
 #include "ops/cuda_ops.cuh"
 #include "cuda/pdl.cuh"
 #include "ops/conv/convnorm_cuda.cuh"
