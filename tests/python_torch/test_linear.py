@@ -155,12 +155,12 @@ def test_operators(library, request):
     for delta in (True, False):
         x, h0 = data(delta, F32, T=5)
         given = (*x.values(), *(() if delta else (None,)))
-        opcheck(torch.ops.hola.linear_forward.default, (*given, h0, None, 0.3, 0, True, True))
+        opcheck(torch.ops.hola.linear_forward.default, (*given, h0, None, 0.3, int(delta), 0, True, True))
         flat = [None if y is None else y.detach() for y in given]
-        kept = torch.ops.hola.linear_forward(*flat, None, None, 0.3, 0, True, True)[2]
+        kept = torch.ops.hola.linear_forward(*flat, None, None, 0.3, int(delta), 0, True, True)[2]
         assert bool(kept.numel()) == (library and delta)
         opcheck(torch.ops.hola.linear_backward.default,
-                (*flat, None, None, kept, torch.randn_like(x["v"]), None, 0.3, 0))
+                (*flat, None, None, kept, torch.randn_like(x["v"]), None, 0.3, int(delta), 0))
     torch._dynamo.reset()
     f = lambda x, y, cu: ht.chunk_kda(**x, cu_seqlens=cu)[0] + ht.chunk_gla(**y, cu_seqlens=cu)[0]  # noqa: E731
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
