@@ -117,8 +117,8 @@ def _autograd(ctx: Any, dout: Optional[Tensor], dht: Optional[Tensor], dkept: No
 _LINEAR = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? beta, Tensor? h0, Tensor? cu"
 register(
     "linear",
-    (f"{_LINEAR}, float scale, int flags, int longest, bool state, bool keep) -> (Tensor out, Tensor ht, Tensor kept)", _forward,
-     _forward_fake),
+    (f"{_LINEAR}, float scale, int flags, int longest, bool state, bool keep)"
+     " -> (Tensor out, Tensor ht, Tensor kept)", _forward, _forward_fake),
     (f"{_LINEAR}, Tensor kept, Tensor dout, Tensor? dht, float scale, int flags, int longest)"
      " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor dh0)", _backward, _backward_fake),
     _setup, _autograd,
