@@ -28,8 +28,8 @@ def arguments(text: str) -> argparse.ArgumentParser:
 
 
 def let_fla_be_wrong() -> str:
-    """Lets fla run the backward pass that it refuses on Hopper with Triton 3.4 to 3.7, because its gradients are wrong
-    there: its time is the same. Returns a note where it had to."""
+    """Lets fla run the backward pass that it refuses on Hopper with Triton 3.4 to 3.7.0, because its gradients are
+    wrong there: its time is the same. Returns a note where it had to."""
     import fla.ops.common.chunk_o as chunk_o
 
     refused = chunk_o.IS_NVIDIA_HOPPER and chunk_o.TRITON_ABOVE_3_4_0 and not chunk_o.TRITON_ABOVE_3_7_1

@@ -3,9 +3,9 @@
 
 Forward: with the norm of q and k where the models use it, and with what the backward pass needs kept. Backward: all
 gradients. Work is queued behind a pause of the device, so that what is timed is the device; medians of several turns.
-Outputs are compared with each other (gradients are not: fla's are wrong on Hopper with Triton 3.4 to 3.7), and hola's
-are computed again on another stream, at other addresses: they must have the same bits. Attention is timed against
-PyTorch's scaled_dot_product_attention. hola.torch has no gated slot attention: fla's is timed, and --bench-gla names
+Outputs are compared with each other (gradients are not: fla's are wrong on Hopper with Triton 3.4 to 3.7.0), and
+hola's are computed again on another stream, at other addresses: they must have the same bits. Attention is timed
+against PyTorch's scaled_dot_product_attention. hola.torch has no gated slot attention: fla's is timed, and --bench-gla names
 what bench/bench_gla printed on the same machine. Without CUDA, or without fla, the other is timed alone.
 
 A worker process goes over the shapes. hola is timed alone first, which takes a second; then the other, whose first call
@@ -19,7 +19,7 @@ fla's tuning compiles each candidate before it times it, for minutes. With --com
 of these shapes are compiled by several processes and nothing is timed, so that the next run with the same
 TRITON_CACHE_DIR only times them. Of a candidate that takes Triton 125 ms; --tune-ms N makes it 1.25 N.
 
-fla 0.6.0 refuses the gated backward pass on Hopper with Triton 3.4 to 3.7; --refused times it all the same.
+fla 0.6.0 refuses the gated backward pass on Hopper with Triton 3.4 to 3.7.0; --refused times it all the same.
 """
 
 from __future__ import annotations

@@ -132,8 +132,9 @@ HOLA_API hola_status hola_cache_backward(const hola_where *w, const hola_cache_a
  *     out_t = scale q_t^T S_t                       m_t = beta_t |e_t|, which carries no gradient
  *
  * Shapes as for the delta rule, but g [T][HV][K], g <= 0. */
+enum { HOLA_KDA_NORM = 1 }; /* q and k become x / sqrt(sum x^2 + 1e-6) first */
 typedef struct hola_kda_args {
-    int32_t size, flags; /* flags: 0 */
+    int32_t size, flags;
     hola_rows rows;
     int64_t H, HV, K, V;
     hola_dtype dtype; /* of q, k, v, out and dout, dq, dk, dv: HOLA_F32 or HOLA_BF16 */

@@ -49,13 +49,24 @@ static const struct shape shapes[] = {
     {"gla, no rows", false, 2, {0, 0}, 2, 2, 64, 64, 32, true, true, true, HOLA_BF16, 0.5, -1},
     {"gla, back, no rows", false, 2, {0, 0}, 1, 1, 64, 64, 32, true, true, false, HOLA_BF16, 0.5, -1},
 };
+static const struct shape normed[] = {
+    /* with HOLA_KDA_NORM */
+    {"norm", true, 3, {70, 0, 66}, 1, 2, 64, 64, 32, true, true, false, HOLA_BF16, 0, -1},
+    {"norm, scale", true, 2, {66}, 2, 2, 128, 64, 0, false, false, false, HOLA_BF16, 0.3, -0.1},
+    {"norm, states", true, 2, {70, 5}, 1, 2, 64, 64, 32, true, true, true, HOLA_BF16, 0.3, -1},
+    {"norm, float", true, 3, {20, 0, 66}, 2, 4, 12, 20, 64, true, true, false, HOLA_F32, 0.7, -0.5},
+    {"norm, odd sizes", true, 2, {30, 7}, 1, 3, 21, 12, 64, false, true, false, HOLA_BF16, 0, -1},
+    {"norm, 256", true, 1, {9}, 1, 1, 256, 12, 0, false, true, false, HOLA_BF16, 0, -1},
+    {"norm, step", true, 3, {5}, 1, 2, 64, 64, 0, true, true, true, HOLA_BF16, 0, -1},
+    {"norm, no rows", true, 2, {0, 0}, 1, 2, 64, 64, 32, true, true, false, HOLA_BF16, 0.5, -1},
+};
 
 struct linear_case {
     struct shape f;
     struct linear_ref ref;
     int64_t cu[MOST_SEQUENCES + 1], q, k, v, o, g, b, states;
 };
-static void case_open(struct linear_case *c, const struct shape *f, uint64_t seed) {
+static void case_open(struct linear_case *c, const struct shape *f, bool norm, uint64_t seed) {
     struct linear_ref *a = &c->ref;
     *c = (struct linear_case){.f = *f};
     for (int64_t i = 0; i < f->N; i++) c->cu[i + 1] = c->cu[i] + f->len[f->cu_bits ? i : 0];
@@ -65,7 +76,8 @@ static void case_open(struct linear_case *c, const struct shape *f, uint64_t see
     a->beta = f->kda ? raw_random(c->b, 0, 1, seed + 5, HOLA_F32) : NULL;
     c->q = a->T * a->H * a->K, c->k = a->T * linear_keys(a) * a->K, c->v = a->T * a->S * a->V;
     c->o = a->T * linear_heads(a) * a->V, c->g = a->T * a->S * a->K, c->states = a->N * a->S * a->K * a->V;
-    const double unit = sqrt(3.0 / (double)a->K); /* keys of length 1 or so */
+    const double unit = (norm ? 3 : 1) * sqrt(3.0 / (double)a->K); /* keys of length 1 or so; 3: without the norm */
+    a->norm = norm;
     a->q = raw_random(c->q, -unit, unit, seed + 1, f->dtype), a->k = raw_random(c->k, -unit, unit, seed + 2, f->dtype);
     a->v = raw_random(c->v, -1, 1, seed + 3, f->dtype), a->g = raw_random(c->g, f->low, 0, seed + 4, HOLA_F32);
     a->h0 = f->h0 ? raw_random(c->states, -1, 1, seed + 6, HOLA_F32) : NULL;
@@ -100,7 +112,7 @@ static void call_open(const struct dev *d, struct call *x, const struct linear_c
                        .gla = {.size = sizeof x->gla, .H = f->H, .HK = f->S, .K = f->K, .V = f->V}};
     hola_kda_args *a = &x->kda;
     hola_gla_args *b = &x->gla;
-    a->dtype = b->dtype = f->dtype, a->scale = b->scale = (float)f->scale;
+    a->flags = r->norm ? HOLA_KDA_NORM : 0, a->dtype = b->dtype = f->dtype, a->scale = b->scale = (float)f->scale;
     a->rows = (hola_rows){.T = r->T, .N = r->N, .cu_bits = f->cu_bits};
     x->cu = raw_bytes(d, f->cu_bits == 64 ? (void *)c->cu : (void *)narrow, (f->N + 1) * (f->cu_bits == 64 ? 8 : 4));
     if (f->cu_bits) a->rows.cu = x->cu.p;
@@ -170,11 +182,12 @@ static double compare(struct call *x, const struct linear_case *c, double *const
 static void every_shape(void **state) {
     struct dev d = dev_open(false);
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    const size_t plain = sizeof shapes / sizeof *shapes, all = plain + sizeof normed / sizeof *normed;
+    for (size_t i = 0; i < all; i++) {
         struct linear_case c;
         struct call x;
         double *got[RESULTS];
-        case_open(&c, &shapes[i], 1000 * i);
+        case_open(&c, i < plain ? &shapes[i] : &normed[i - plain], i >= plain, 1000 * i);
         linear_ref_run(&c.ref);
         run_case(&d, &c, got, &x);
         compare(&x, &c, got, false);
@@ -189,20 +202,21 @@ static void wrong_versions(void **state) {
                                        32,      false, false, false,    HOLA_BF16, 0.2, -0.5};
     struct dev d = dev_open(false);
     (void)state;
-    for (int way = 0; way < 6; way++) { /* kda and gla; with gradients, with states, and with both */
+    for (int way = 0; way < 8; way++) { /* kda and gla; with gradients, with states, with both; kda with the norm */
         struct shape f = shape;
         struct linear_case c;
         struct call x;
         double *got[RESULTS];
-        f.kda = way % 2, f.inference = way / 2 == 1, f.h0 = f.ht = way > 1;
+        const bool norm = way > 5;
+        f.kda = way % 2 || norm, f.inference = way / 2 == 1 || way == 7, f.h0 = f.ht = way > 1;
         if (!f.kda) f.H = 4, f.S = 4;
-        case_open(&c, &f, 21);
+        case_open(&c, &f, norm, 21);
         run_case(&d, &c, got, &x);
         for (int m = 0; m < LINEAR_MISTAKES; m++) {
-            const bool same[LINEAR_MISTAKES] = {[LINEAR_STOPS] = f.inference,
-                                                [LINEAR_NO_START] = !f.h0,
-                                                [LINEAR_RUNS_ON] = f.h0,
-                                                [LINEAR_NO_END] = f.inference || !f.ht};
+            const bool same[LINEAR_MISTAKES] = {
+                [LINEAR_STOPS] = f.inference, [LINEAR_NO_START] = !f.h0,
+                [LINEAR_RUNS_ON] = f.h0,      [LINEAR_NO_END] = f.inference || !f.ht,
+                [LINEAR_NO_NORM] = !norm,     [LINEAR_CONST_NORM] = !norm || f.inference};
             if (same[m]) continue; /* there is no difference */
             c.ref.mistake = (enum linear_mistake)m;
             linear_ref_run(&c.ref);
@@ -232,7 +246,7 @@ static void wrong_cu(void **state) {
             double *got[RESULTS];
             if (dev_slow(&d) && (i + kind) % 2) continue;
             if (kind > 1) f.K = 12, f.V = 20, f.dtype = HOLA_F32, f.cu_bits = 64;
-            case_open(&c, &f, 31);
+            case_open(&c, &f, false, 31);
             memcpy(c.cu, bad[i], sizeof bad[i]);
             run_case(&d, &c, got, &x);
             raw_results_free(got, RESULTS);
@@ -276,7 +290,8 @@ static void refused(void **state) {
     BOTH(forward, w.size = 0);
     BOTH(forward, (void)0); /* no workspace */
     BOTH(backward, (void)0);
-    BOTH(forward, a.flags = 1);
+    BOTH(forward, a.flags = 2);
+    REFUSES(HOLA_EINVAL, gla, forward, a.flags = 1);
     BOTH(forward, a.scale = NAN);
     BOTH(forward, a.rows.T = 7);
     BOTH(forward, a.rows.N = 0);

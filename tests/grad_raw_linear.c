@@ -26,8 +26,9 @@ static void gradients(void **state) {
     static const int64_t cu[] = {0, 5, 5, 9};
     (void)state;
     for (int delta = 0; delta < 2; delta++)
-        for (int group = 1; group <= 2; group++) {
-            struct linear_ref a = {.T = 9, .N = 3, .K = 3, .V = 2, .cu = cu, .scale = 0.7};
+        for (int way = 0; way < 4; way++) {
+            const int group = 1 + way % 2;
+            struct linear_ref a = {.T = 9, .N = 3, .K = 3, .V = 2, .cu = cu, .scale = 0.7, .norm = way / 2};
             a.H = delta ? 2 : 2 * group, a.S = delta ? 2 * group : 2;
             const int64_t q = a.T * a.H * a.K, k = a.T * 2 * a.K, v = a.T * a.S * a.V, g = a.T * a.S * a.K;
             const int64_t o = a.T * linear_heads(&a) * a.V;
@@ -44,6 +45,11 @@ static void gradients(void **state) {
             check(&a, a.h0, a.dht, 3 * a.S * 6, true);
             if (delta) check(&a, a.beta, a.dbeta, a.T * a.S, false);
             check(&a, a.q, a.dk, k < q ? k : q, true); /* another gradient is found out */
+            if (a.norm) {
+                a.mistake = LINEAR_CONST_NORM;
+                linear_ref_run(&a);
+                check(&a, a.q, a.dq, q, true), check(&a, a.k, a.dk, k, true);
+            }
             double *all[] = {a.q,  a.k,  a.v,  a.g,  a.beta,  a.dout, a.out, a.h0,
                              a.dq, a.dk, a.dv, a.dg, a.dbeta, a.ht,   a.dht, a.dh0};
             for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);

@@ -9,13 +9,15 @@
 
 enum linear_mistake {
     LINEAR_RIGHT,
-    LINEAR_FORGETS,   /* the state is lost every 64 rows */
-    LINEAR_ONE_DECAY, /* the first channel's decay for all */
-    LINEAR_NO_START,  /* h0 is ignored */
-    LINEAR_NO_END,    /* dht is ignored */
-    LINEAR_STOPS,     /* gradients stop at 64 rows */
-    LINEAR_RUNS_ON,   /* a sequence starts with the previous one's state */
-    LINEAR_HEADS,     /* every head reads the first head's query */
+    LINEAR_FORGETS,    /* the state is lost every 64 rows */
+    LINEAR_ONE_DECAY,  /* the first channel's decay for all */
+    LINEAR_NO_START,   /* h0 is ignored */
+    LINEAR_NO_END,     /* dht is ignored */
+    LINEAR_STOPS,      /* gradients stop at 64 rows */
+    LINEAR_RUNS_ON,    /* a sequence starts with the previous one's state */
+    LINEAR_HEADS,      /* every head reads the first head's query */
+    LINEAR_NO_NORM,    /* q and k are taken as given */
+    LINEAR_CONST_NORM, /* the norm counts as a constant */
     LINEAR_MISTAKES
 };
 
@@ -27,6 +29,7 @@ struct linear_ref {
     double scale;
     double *q, *k, *v, *g, *beta, *h0, *dout, *dht;
     double *out, *ht, *m, *dq, *dk, *dv, *dg, *dbeta, *dh0;
+    bool norm; /* q and k are normalised first */
     enum linear_mistake mistake;
 };
 static inline int64_t linear_heads(const struct linear_ref *a) { return a->H > a->S ? a->H : a->S; }
@@ -102,8 +105,8 @@ static inline void linear_backward(const struct linear_ref *a, struct linear_hea
         }
     }
 }
-/* Everything; gradients where there is dout. */
-static inline void linear_ref_run(const struct linear_ref *a) {
+/* Everything for q and k as they are; gradients where there is dout. */
+static inline void linear_ref_all(const struct linear_ref *a) {
     const int64_t KV = a->K * a->V, T = a->T, keys = linear_keys(a), shared = linear_heads(a) / a->S;
     double *kept = malloc((size_t)((T + 2) * KV) * sizeof *kept), *e = malloc((size_t)a->V * sizeof *e);
     assert_non_null(kept), assert_non_null(e);
@@ -131,5 +134,43 @@ static inline void linear_ref_run(const struct linear_ref *a) {
             for (int64_t i = 0; i < KV && a->dh0; i++) a->dh0[at + i] = dS[i] + (o % shared ? a->dh0[at + i] : 0);
         }
     free(kept), free(e);
+}
+
+static inline double linear_length(const double *x, int64_t K) {
+    double sum = 1e-6;
+    for (int64_t i = 0; i < K; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+static inline double *linear_units(const double *x, int64_t rows, int64_t K) {
+    double *y = malloc((size_t)(rows * K + 1) * sizeof *y);
+    assert_non_null(y);
+    for (int64_t i = 0; i < rows * K; i++) y[i] = x[i] / linear_length(x + i / K * K, K);
+    return y;
+}
+/* dx, in place of the gradient of the units y */
+static inline void linear_units_back(const double *x, const double *y, double *dx, int64_t rows, int64_t K,
+                                     bool constant) {
+    for (int64_t r = 0; r < rows; r++) {
+        double along = 0;
+        for (int64_t i = r * K; i < (r + 1) * K && !constant; i++) along += y[i] * dx[i];
+        for (int64_t i = r * K; i < (r + 1) * K; i++) dx[i] = (dx[i] - along * y[i]) / linear_length(x + r * K, K);
+    }
+}
+/* Everything; gradients where there is dout. */
+static inline void linear_ref_run(const struct linear_ref *a) {
+    const int64_t q = a->T * a->H, k = a->T * linear_keys(a);
+    const bool constant = a->mistake == LINEAR_CONST_NORM;
+    struct linear_ref b = *a;
+    if (!a->norm || a->mistake == LINEAR_NO_NORM) {
+        linear_ref_all(a);
+        return;
+    }
+    b.q = linear_units(a->q, q, a->K), b.k = linear_units(a->k, k, a->K);
+    linear_ref_all(&b);
+    if (a->dout) {
+        linear_units_back(a->q, b.q, a->dq, q, a->K, constant);
+        linear_units_back(a->k, b.k, a->dk, k, a->K, constant);
+    }
+    free(b.q), free(b.k);
 }
 #endif

@@ -3,9 +3,10 @@
 #include "core/status.h"
 
 /* What both structs begin with. */
-static hola_status check_common(const char *op, int32_t size, int32_t right, int32_t flags, float scale) {
+static hola_status check_common(const char *op, int32_t size, int32_t right, int32_t flags, int32_t known,
+                                float scale) {
     if (size != right) return hl_fail(HOLA_EINVAL, "%s: size is %d, not %d", op, size, right);
-    if (flags) return hl_fail(HOLA_EINVAL, "%s: flags = %d", op, flags);
+    if (flags & ~known) return hl_fail(HOLA_EINVAL, "%s: flags = %d", op, flags);
     if (!(scale - scale == 0)) return hl_fail(HOLA_EINVAL, "%s: scale = %g", op, (double)scale);
     return HOLA_OK;
 }
@@ -13,7 +14,8 @@ static hola_status check_common(const char *op, int32_t size, int32_t right, int
 /* ---- Kimi Delta Attention ---- */
 
 static hola_status kda_shapes(const hola_kda_args *a) {
-    hola_status s = check_common("kda", a ? a->size : 0, (int32_t)sizeof *a, a ? a->flags : 0, a ? a->scale : 0);
+    hola_status s =
+        check_common("kda", a ? a->size : 0, (int32_t)sizeof *a, a ? a->flags : 0, HOLA_KDA_NORM, a ? a->scale : 0);
     if (s == HOLA_OK) s = hl_raw_check_rows(&a->rows);
     if (s == HOLA_OK) s = hl_raw_check_heads(&a->rows, a->H, a->HV, a->K, a->V);
     if (s == HOLA_OK) s = hl_raw_check_dtype("dtype", a->dtype);
@@ -35,7 +37,7 @@ static hola_status kda_pointers(const hola_kda_args *a, bool backward) {
 /* ---- gated linear attention ---- */
 
 static hola_status gla_shapes(const hola_gla_args *a) {
-    hola_status s = check_common("gla", a ? a->size : 0, (int32_t)sizeof *a, a ? a->flags : 0, a ? a->scale : 0);
+    hola_status s = check_common("gla", a ? a->size : 0, (int32_t)sizeof *a, a ? a->flags : 0, 0, a ? a->scale : 0);
     if (s == HOLA_OK && (a->H < 1 || a->HK < 1 || a->H % a->HK))
         return hl_fail(HOLA_EINVAL, "gla: H = %lld, HK = %lld", (long long)a->H, (long long)a->HK);
     if (s == HOLA_OK) s = hl_raw_check_rows(&a->rows);

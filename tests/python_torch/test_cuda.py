@@ -228,7 +228,6 @@ def test_channels(calls, delta, case):  # noqa: F811
         if delta:
             a = g + y["dt_bias"].view(HV, K)
             g = -y["A_log"].exp().view(HV, 1) * torch.nn.functional.softplus(a)
-            # the norm is rounded to the type of q and k before the kernel
             q, k, beta = unit(q), unit(k), y["beta"].sigmoid()
         got = per_channel(q, k, y["v"], g, beta, y["initial_state"], lengths, given.get("scale"), one_decay)
         return got, gradients(got, [*y.values()])

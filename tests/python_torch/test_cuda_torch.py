@@ -135,8 +135,8 @@ def test_opcheck(calls, dtype):  # noqa: F811
 
     check("gdn", (q, k, v, g, beta, A_log, sink, h0, cu), (0.5, 7, 0, True, True, True), [3], (do, dh), (0.5, 7, 0))
     check("cache", (q, k, v, beta, sink, None, cu), (8, 16, 0.3, True), [1], (do,), (8, 16, 0.3))
-    check("linear", (q, k, v, decay, write, h0, cu), (0.3, 0, True, True), [2], (do, dh), (0.3, 0))
-    check("linear", (q, k, v, decay, None, h0, cu), (0.3, 0, True, True), [2], (do, dh), (0.3, 0))
+    check("linear", (q, k, v, decay, write, h0, cu), (0.3, 1, 0, True, True), [2], (do, dh), (0.3, 1, 0))
+    check("linear", (q, k, v, decay, None, h0, cu), (0.3, 0, 0, True, True), [2], (do, dh), (0.3, 0, 0))
     check("attention", (q, k, v, cu), (20, 0.3, 0), [0, 1], (do,), (20, 0.3, 0))
 
 

@@ -59,12 +59,13 @@ def test_definition(delta, shape, packed):
 
 
 def test_gradcheck():
-    for delta in (True, False):
+    for delta, norm in ((True, False), (True, True), (False, False)):
         x, h0 = data(delta, T=20, HV=4 if delta else 2, K=3, V=2)
+        more = dict(use_qk_l2norm_in_kernel=True) if norm else {}
         for kernels in (True, False):
             with ht.use_kernels(kernels):
                 def f(*a):
-                    return call(delta, **dict(zip(x, a)), initial_state=a[-1], output_final_state=True)
+                    return call(delta, **dict(zip(x, a)), **more, initial_state=a[-1], output_final_state=True)
 
                 assert gradcheck(f, (*x.values(), h0), fast_mode=True)
 
@@ -119,6 +120,34 @@ def test_emulated(emulated, delta, dtype, shape, cu):
     assert error(o, want[0]) < limit(dtype, "o") and error(h, want[1]) < limit(dtype, "state") and h.dtype == F32
 
 
+@pytest.mark.parametrize("dtype, shape, cu", CASES, ids=lambda x: str(x).removeprefix("torch.")[:40])
+def test_norm(emulated, dtype, shape, cu):
+    """The norm of q and k is the library's, forward and backward: torch has no pass over them of its own."""
+    x, _ = data(True, dtype, **shape)
+    x["q"], x["k"] = ((3 * x[n].detach()).requires_grad_() for n in "qk")
+
+    def run(x, norm=True):
+        o = ht.chunk_kda(**x, cu_seqlens=cu, scale=0.2, use_qk_l2norm_in_kernel=norm)[0]
+        return o, gradients((o,), [*x.values()])
+
+    with torch.profiler.profile() as seen:
+        o, grads = run(x)
+    assert [(op, back, a.flags) for op, back, a in emulated.calls] == [("kda", False, 1), ("kda", True, 1)]
+    passes = {e.key for e in seen.key_averages()} & {"aten::square", "aten::pow", "aten::rsqrt", "aten::linalg_norm"}
+    assert not passes, passes
+    with ht.use_kernels(False):
+        y = double(x)
+        unit = {n: torch.nn.functional.normalize(z, dim=-1) if n in "qk" else z for n, z in y.items()}
+        (want, right), wrong = run(y), run({**y, "k": y["k"] / 3}, False)[0]
+        constant = run({n: z.detach().requires_grad_() for n, z in unit.items()}, False)[1]
+    assert o.dtype == dtype and error(o, want) < limit(dtype, "o") < error(o, wrong) / 3
+    for a, b, c, (name, of) in zip(grads, right, constant, x.items()):
+        assert a.dtype == of.dtype and a.shape == of.shape and error(a, b) < limit(dtype, name), name
+        if name in "qk":  # the length counts as a constant
+            c = c / of.detach().double().norm(dim=-1, keepdim=True)
+            assert error(a, c) > 3 * limit(dtype, name), name
+
+
 STATES = [(F32, {}, None, 0.5), (F16, dict(B=1, N=3), CU, 0.5), (BF16, dict(B=1, K=64, V=64, N=3), CU, 0.2)]
 
 
@@ -155,12 +184,12 @@ def test_operators(library, request):
     for delta in (True, False):
         x, h0 = data(delta, F32, T=5)
         given = (*x.values(), *(() if delta else (None,)))
-        opcheck(torch.ops.hola.linear_forward.default, (*given, h0, None, 0.3, 0, True, True))
+        opcheck(torch.ops.hola.linear_forward.default, (*given, h0, None, 0.3, int(delta), 0, True, True))
         flat = [None if y is None else y.detach() for y in given]
-        kept = torch.ops.hola.linear_forward(*flat, None, None, 0.3, 0, True, True)[2]
+        kept = torch.ops.hola.linear_forward(*flat, None, None, 0.3, int(delta), 0, True, True)[2]
         assert bool(kept.numel()) == (library and delta)
         opcheck(torch.ops.hola.linear_backward.default,
-                (*flat, None, None, kept, torch.randn_like(x["v"]), None, 0.3, 0))
+                (*flat, None, None, kept, torch.randn_like(x["v"]), None, 0.3, int(delta), 0))
     torch._dynamo.reset()
     f = lambda x, y, cu: ht.chunk_kda(**x, cu_seqlens=cu)[0] + ht.chunk_gla(**y, cu_seqlens=cu)[0]  # noqa: E731
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")

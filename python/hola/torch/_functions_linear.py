@@ -13,11 +13,11 @@ from ._ops_linear import plain_linear
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], scale: Optional[float],
             initial_state: Optional[Tensor], output_final_state: bool, v_first: bool, cu_seqlens: Optional[Tensor],
-            longest: Optional[int]) -> tuple[Tensor, Optional[Tensor]]:
+            longest: Optional[int] = None, norm: bool = False) -> tuple[Tensor, Optional[Tensor]]:
     (B, _, _, K), (HV, V) = q.shape, v.shape[2:]
     cu = base._cu(cu_seqlens, q)
     h0 = base._initial_state(initial_state, q, B if cu is None else cu.shape[0] - 1, (HV, K, V), v_first)
-    given = (q, k, v, g, beta, h0, cu, base._scale(scale, K))
+    given = (q, k, v, g, beta, h0, cu, base._scale(scale, K), hola_plain.NORM * bool(norm))
     if not base.operators(q):
         out, ht = plain_linear(*given)
     else:
@@ -26,11 +26,6 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], 
     if not output_final_state:
         return out, None
     return out, ht.transpose(-1, -2).contiguous() if v_first else ht
-
-
-def _unit(x: Tensor) -> Tensor:
-    y: Tensor = hola_plain.l2norm(x.to(hola_plain.compute_type(x.dtype)))[0].to(x.dtype)
-    return y
 
 
 def _gate(g: Tensor, A_log: Optional[Tensor], dt_bias: Optional[Tensor], lower_bound: Optional[float]) -> Tensor:
@@ -64,7 +59,7 @@ def chunk_kda(
 
     As chunk_gated_delta_rule, with a log decay per key channel: g [B, T, HV, K]. use_gate_in_kernel: g is -exp(A_log)
     softplus(g + dt_bias), or with lower_bound lower_bound sigmoid(exp(A_log) (g + dt_bias)); A_log [HV], dt_bias
-    [HV * K]. The norm and the gates are PyTorch's, around the operator. use_graph, safe_gate and disable_recompute have
+    [HV * K]. The gates are PyTorch's, around the operator. use_graph, safe_gate and disable_recompute have
     no effect: every call can be captured, with any gates, and recomputes.
     """
     known = {n: x for n, x in kwargs.items() if n not in ("A_log", "dt_bias")}
@@ -86,14 +81,12 @@ def chunk_kda(
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise ValueError("`allow_neg_eigval=True` requires `use_beta_sigmoid_in_kernel=True`.")
     v_first = base._state_order(state_v_first, kwargs)
-    if use_qk_l2norm_in_kernel:
-        q, k = _unit(q), _unit(k)
     if use_gate_in_kernel:
         g = _gate(g, kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound)
     if use_beta_sigmoid_in_kernel:
         beta = beta.to(hola_plain.compute_type(beta.dtype)).sigmoid() * (2 if allow_neg_eigval else 1)
     return _linear(q, k, v, g, beta, scale, initial_state, output_final_state, v_first, cu_seqlens,
-                   kwargs.get("max_seqlen"))
+                   kwargs.get("max_seqlen"), use_qk_l2norm_in_kernel)
 
 
 def chunk_gla(
@@ -109,4 +102,4 @@ def chunk_gla(
     if v.shape[2] != q.shape[2]:
         raise ValueError(f"v must have the {q.shape[2]} heads of q, but has {v.shape[2]}")
     g = base._shaped("g", g, q, tuple(q.shape), "[B, T, H, K]")
-    return _linear(q, k, v, g, None, scale, initial_state, output_final_state, bool(state_v_first), cu_seqlens, None)
+    return _linear(q, k, v, g, None, scale, initial_state, output_final_state, bool(state_v_first), cu_seqlens)

@@ -239,7 +239,7 @@ def _core_back(x: _Inputs, b: Blocks, h0: Optional[Tensor], dout: Tensor, dht: O
     return _Inputs(b.join(dq), b.join(dk), b.join(dv), b.join(dg), b.join(dbeta)), dh0
 
 
-def _norm_back(x: Tensor, dy: Tensor) -> Tensor:
+def norm_back(x: Tensor, dy: Tensor) -> Tensor:
     y, r = l2norm(x)
     return r * (dy - y * (y * dy).sum(-1, keepdim=True))
 
@@ -260,7 +260,7 @@ def gdn_backward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Ten
         d, dh0 = _core_back(x, b, h0, dout, dht, scale)
     dq, dk = d.q.unflatten(1, (H, -1)).sum(2), d.k.unflatten(1, (H, -1)).sum(2)
     if flags & NORM:
-        dq, dk = _norm_back(q.to(t), dq), _norm_back(k.to(t), dk)
+        dq, dk = norm_back(q.to(t), dq), norm_back(k.to(t), dk)
     dg, dbeta, dA, ddt = d.g, d.beta, None, None
     if flags & GATE:
         assert g is not None and A_log is not None

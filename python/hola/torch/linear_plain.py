@@ -1,6 +1,7 @@
 """Linear attention with a decay per key channel in plain PyTorch, forward and backward: Kimi Delta Attention and,
 without beta, gated linear attention. What the CUDA kernels compute, and what runs where they cannot; docs/math.md
-("Decay per channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the sequences.
+("Decay per channel") has the formulas. Rows are as in hola_plain: [rows, heads, ...], `lengths` the lengths of the
+sequences; norm: q and k are normalised first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from .hola_plain import Blocks, blocks_of, compute_type
+from .hola_plain import Blocks, blocks_of, compute_type, l2norm, norm_back
 
 CHUNK = 16  # a chunk has a decay for each pair of its rows and each channel
 
@@ -88,18 +89,20 @@ def _start(v: Tensor, K: int, b: Blocks, h0: Optional[Tensor]) -> Tensor:
     return h0.to(v.dtype)[b.ranks]
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor]) -> _Inputs:
+def _inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], norm: bool) -> _Inputs:
     t, rep = compute_type(q.dtype), v.shape[1] // q.shape[1]
     q, k = q.to(t), k.to(t)
+    if norm:
+        q, k = l2norm(q)[0], l2norm(k)[0]
     if rep > 1:
         q, k = q.repeat_interleave(rep, 1), k.repeat_interleave(rep, 1)
     return _Inputs(q, k, v.to(t), g.to(t), None if beta is None else beta.to(t))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
-            lengths: Sequence[int], scale: float) -> tuple[Tensor, Tensor]:
+            lengths: Sequence[int], scale: float, norm: bool = False) -> tuple[Tensor, Tensor]:
     """-> out [rows, HV, V] in q's type, the states at the end [N, HV, K, V]. Autograd can differentiate it."""
-    x = _inputs(q, k, v, g, beta)
+    x = _inputs(q, k, v, g, beta, norm)
     b = blocks_of(tuple(lengths), CHUNK, q.device)
     h = _start(x.v, q.shape[2], b, h0)
     out = x.v
@@ -128,11 +131,12 @@ def _walk_back(c: _Chunks, b: Blocks, dO: Tensor, dh: Tensor) -> tuple[Tensor, T
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor], h0: Optional[Tensor],
-             lengths: Sequence[int], scale: float, dout: Tensor, dht: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+             lengths: Sequence[int], scale: float, dout: Tensor, dht: Optional[Tensor],
+             norm: bool = False) -> tuple[Optional[Tensor], ...]:
     """-> dq, dk, dv, dg, dbeta, dh0 in their inputs' types; None where there is no such input."""
     b, H = blocks_of(tuple(lengths), CHUNK, q.device), q.shape[1]
     d: list[Any]
-    x = _inputs(q, k, v, g, beta)
+    x = _inputs(q, k, v, g, beta, norm)
     h = _start(x.v, q.shape[2], b, h0)
     dh = torch.zeros_like(h) if dht is None else dht.to(h.dtype)[b.ranks]
     if b.rows == 0:
@@ -145,6 +149,8 @@ def backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Optional[Tensor],
     dh0 = None if h0 is None else torch.empty_like(dh).index_copy(0, b.ranks, dh).to(h0.dtype)
     if b.rows > 0:
         d[0], d[1] = (y.unflatten(1, (H, -1)).sum(2) for y in d[:2])
+        if norm:
+            d[0], d[1] = (norm_back(y.to(dy.dtype), dy) for y, dy in ((q, d[0]), (k, d[1])))
     return (*(None if y is None or of is None else y.to(of.dtype) for y, of in zip(d, (q, k, v, g, beta))), dh0)
 
 

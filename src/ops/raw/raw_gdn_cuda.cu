@@ -1,16 +1,16 @@
 /* raw_gdn_cuda.cu -- the gated delta rule on raw pointers (include/hola_ops.h): everything around the op. The op itself
  * (ops/gdn) has a scale of K^-1/2, gates in float, normalised q and k, and states that are updated in place. So
- *   prepare_keys    normalises q and k if requested. Another scale is a factor of q.
+ *   raw_norm        normalises q and k if requested. Another scale is a factor of q.
  *   prepare_gates   converts g and beta to floats and applies their functions
  *   raw_copy        copies h0 to ht, where the op updates it
  * come first, and in the backward pass
- *   finish_keys     dq and dk through the norm and the factor, in place
+ *   raw_norm_back   dq and dk through the norm and the factor, in place
  *   finish_gates, sum_gates   dg and dbeta through the functions, in place; dA_log and ddt_bias last.
  * The first kernel of a call is launched without PDL, because the caller's previous kernel may trigger early. */
 #include "ops/raw/raw_cuda.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
 
-enum { THREADS = 256, MOST = 8 /* most numbers of a row per lane: K <= 256 */ };
+enum { THREADS = 256 };
 
 struct raw_gdn {
     const hola_gdn_args *a;
@@ -24,87 +24,6 @@ struct raw_gdn {
     act *v_new, *A, *out;
     float *state, *sums; /* sums: [HV][pieces][2] */
 };
-
-/* ---- q and k: `lanes` adjacent threads share a row of K numbers ---- */
-
-struct keys {
-    const act *x[2]; /* q, k; backward: their normalised copies */
-    act *y[2];       /* their outputs; backward: dq, dk in place */
-    float *r[2], factor[2];
-    int64_t rows, all; /* of each, and in total */
-    int K, lanes;
-    bool norm;
-};
-static __device__ __forceinline__ float lanes_sum(float x, int lanes) {
-    for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-    return x;
-}
-/* a lane's part of a row: 16 bytes at a time if VECTOR, else one by one */
-template <bool VECTOR>
-static __device__ __forceinline__ void load_row(float x[MOST], const act *row, int lane, int lanes, int K) {
-    enum { N = VECTOR ? WIDE : 1 };
-#pragma unroll
-    for (int i = 0; i < MOST / N; i++) {
-        const int at = (i * lanes + lane) * N;
-        if constexpr (VECTOR) {
-            if (at < K) load_wide(x + i * N, row + at);
-            else
-                for (int j = 0; j < N; j++) x[i * N + j] = 0.0f;
-        } else x[i] = at < K ? f32(row[at]) : 0.0f;
-    }
-}
-template <bool VECTOR>
-static __device__ __forceinline__ void store_row(act *row, const float x[MOST], int lane, int lanes, int K) {
-    enum { N = VECTOR ? WIDE : 1 };
-#pragma unroll
-    for (int i = 0; i < MOST / N; i++) {
-        const int at = (i * lanes + lane) * N;
-        if (at >= K) continue;
-        if constexpr (VECTOR) store_wide(row + at, x + i * N);
-        else put(row + at, x[i]);
-    }
-}
-/* grid: rows of q, then of k */
-template <bool VECTOR, bool BACK> static __global__ void __launch_bounds__(THREADS) norm_keys(const struct keys a) {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / a.lanes;
-    const int lane = threadIdx.x % a.lanes, which = i >= a.rows;
-    const int64_t row = i - which * a.rows;
-    const bool in = i < a.all;
-    /* (a runtime index would put the arguments on the stack) */
-    const act *from = which ? a.x[1] : a.x[0];
-    act *to = which ? a.y[1] : a.y[0];
-    float *norms = which ? a.r[1] : a.r[0];
-    const float s = which ? a.factor[1] : a.factor[0];
-    float x[MOST] = {}, y[MOST] = {}, sum = 0.0f;
-    if (in) load_row<VECTOR>(x, from + row * a.K, lane, a.lanes, a.K);
-    if (BACK && in) load_row<VECTOR>(y, to + row * a.K, lane, a.lanes, a.K);
-#pragma unroll
-    for (int j = 0; j < MOST; j++) sum += x[j] * (BACK ? y[j] : x[j]);
-    sum = lanes_sum(sum, a.lanes);
-    if (!in) return;
-    if constexpr (BACK) { /* x = s n, n the unit row: dx = r (s dy - n (n.(s dy))) */
-        const float r = a.norm ? norms[row] : 1.0f, along = a.norm ? sum / s : 0.0f;
-#pragma unroll
-        for (int j = 0; j < MOST; j++) y[j] = r * (s * y[j] - along * x[j]);
-    } else {
-        const float r = a.norm ? 1.0f / sqrtf(sum + (float)HL_L2_EPS) : 1.0f;
-        if (norms && lane == 0) norms[row] = r;
-#pragma unroll
-        for (int j = 0; j < MOST; j++) y[j] = r * s * x[j];
-    }
-    store_row<VECTOR>(to + row * a.K, y, lane, a.lanes, a.K);
-}
-/* both: k too */
-template <bool BACK> static void launch_keys(struct hl_cuda *c, const struct raw_gdn *x, struct keys a, bool both) {
-    const bool vector = x->a->K % WIDE == 0;
-    a.K = (int)x->a->K, a.rows = x->a->rows.T * x->a->H, a.norm = x->norm;
-    a.all = both ? 2 * a.rows : a.rows;
-    a.factor[0] = x->factor, a.factor[1] = 1.0f;
-    a.lanes = 32;
-    while (vector && a.lanes > 1 && a.lanes / 2 * WIDE >= a.K) a.lanes /= 2;
-    const unsigned blocks = blocks_for(a.all * a.lanes, THREADS);
-    launch(c, vector ? norm_keys<true, BACK> : norm_keys<false, BACK>, blocks, THREADS, 0, a);
-}
 
 /* ---- gates ---- */
 
@@ -205,9 +124,8 @@ static void lay_out_kept(struct raw_gdn *x, char **p, bool kept) {
 }
 static struct raw_gdn call_of(const hola_gdn_args *a) {
     struct raw_gdn x = {};
-    const float factor = a->scale * sqrtf((float)a->K);
     x.a = a;
-    x.factor = a->scale == 0.0f || fabsf(factor - 1.0f) < 1e-6f ? 1.0f : factor;
+    x.factor = raw_factor(a->scale, a->K);
     x.norm = a->flags & HOLA_GDN_NORM;
     x.new_q = !x.norm && x.factor != 1.0f;
     return x;
@@ -240,6 +158,13 @@ static struct hl_gdn op_of(const struct raw_gdn *x) {
     if (a->kept) op.v_new = x->v_new, op.A = x->A;
     return op;
 }
+static struct raw_norm keys_of(const struct raw_gdn *x) {
+    const hola_gdn_args *a = x->a;
+    struct raw_norm n = {(const act *)a->q, (const act *)a->k, x->own_q, x->own_k, x->rq, x->rk};
+    if (!a->kept) n.rq = n.rk = NULL;
+    n.rows = a->rows.T * a->H, n.K = (int)a->K, n.norm = x->norm, n.factor = x->factor;
+    return n;
+}
 
 /* ---- the calls ---- */
 
@@ -248,13 +173,10 @@ static void forward(struct hl_backend *backend, struct raw_gdn *x, bool launches
     struct hl_cuda *c = hl_cuda_of(backend);
     struct hl_gdn op = op_of(x);
     const int64_t states = a->rows.N * a->HV * a->K * a->V;
+    const struct raw_norm keys = keys_of(x);
     op.out = x->out, op.m = a->m;
     if (launches && x->rows.rows.T > 0) {
-        if (x->norm || x->new_q) {
-            struct keys n = {{(const act *)a->q, (const act *)a->k}, {x->own_q, x->own_k}, {x->rq, x->rk}};
-            if (!a->kept || !x->norm) n.r[0] = n.r[1] = NULL;
-            launch_keys<false>(c, x, n, x->norm);
-        }
+        if (x->norm || x->new_q) HL_OP(raw_norm)(c, &keys);
         if (own_g(a) || own_beta(a)) {
             struct gates g = gates_of(x);
             g.to_g = a->g && own_g(a) ? x->own_g : NULL, g.to_beta = own_beta(a) ? x->own_beta : NULL;
@@ -274,6 +196,7 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     struct hl_gdn op = op_of(x);
     struct gates g = gates_of(x);
     const int64_t states = a->rows.N * a->HV * a->K * a->V;
+    const struct raw_norm keys = keys_of(x);
     op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv;
     op.dg = a->g ? a->dg : NULL, op.dbeta = a->dbeta;
     op.h0 = a->h0, op.dht = a->dht, op.dh0 = a->dh0;
@@ -284,8 +207,7 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     }
     if (a->rows.T == 0) return;
     if (launches) {
-        struct keys n = {{(const act *)a->q, NULL}, {x->own_q, NULL}, {NULL, NULL}};
-        if (x->new_q) launch_keys<false>(c, x, n, false);
+        if (x->new_q) HL_OP(raw_norm)(c, &keys);
         /* rows outside every sequence are summed as well */
         if (x->rows.rows.ragged && (a->dA_log || a->ddt_bias)) HL_OP(raw_copy)(c, a->dg, NULL, a->rows.T * a->HV);
         HL_OP(raw_cut_segments)(c, &x->rows);
@@ -293,10 +215,7 @@ static void backward(struct hl_backend *backend, struct raw_gdn *x, bool launche
     }
     HL_OP(gdn_backward)(backend, &op);
     if (!launches) return;
-    if (x->norm || x->new_q) {
-        struct keys n = {{x->q, x->k}, {(act *)a->dq, (act *)a->dk}, {x->rq, x->rk}};
-        launch_keys<true>(c, x, n, x->norm);
-    }
+    if (x->norm || x->new_q) HL_OP(raw_norm_back)(c, &keys, (act *)a->dq, (act *)a->dk);
     if (!(a->flags & (HOLA_GDN_GATE | HOLA_GDN_SIGMOID))) return;
     g.to_g = a->dg, g.to_beta = a->dbeta, g.sums = x->sums, g.dA_log = a->dA_log, g.ddt_bias = a->ddt_bias;
     launch(c, finish_gates, dim3((unsigned)g.pieces, (unsigned)a->HV), THREADS, 0, g);

@@ -1,24 +1,7 @@
 /* raw_linear_cuda.cu -- KDA and gated linear attention on raw pointers (include/hola_ops.h): everything around the ops,
- * which update states in place. KDA's has a scale of K^-1/2; another scale is a factor of q and dq. */
+ * which update states in place. KDA's has a scale of K^-1/2 and takes normalised q and k: raw_norm. */
 #include "ops/kda/kda_cuda.cuh"
 #include "ops/raw/raw_cuda.cuh"
-
-enum { THREADS = 256 };
-
-/* n activations, 16-byte aligned; to may be from */
-static __global__ void __launch_bounds__(THREADS) scale_by(act *to, const act *from, float factor, int64_t n) {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * WIDE;
-    if (i + WIDE <= n) {
-        float x[WIDE];
-        load_wide(x, from + i);
-        for (int j = 0; j < WIDE; j++) x[j] *= factor;
-        store_wide(to + i, x);
-    } else
-        for (int64_t j = i; j < n; j++) put(to + j, factor * f32(from[j]));
-}
-static void launch_scale(struct hl_cuda *c, void *to, const void *from, float factor, int64_t n) {
-    launch(c, scale_by, blocks_for(n, THREADS * WIDE), THREADS, 0, (act *)to, (const act *)from, factor, n);
-}
 
 /* Common to both ops: rows, and a state per sequence if one is given or requested. */
 struct linear {
@@ -53,34 +36,44 @@ static void only_states(struct hl_cuda *c, const struct linear *x, float *dh0, c
 
 struct raw_kda {
     struct linear l;
-    float factor; /* of q: scale K^1/2 */
-    act *own_q, *v_new, *A;
+    struct raw_norm keys; /* to_q, to_k: NULL where the op takes q, k as given */
+    act *v_new, *A;
     void *tiles; /* NULL: heads that the kernels on chunks do not take */
     float *m;
 };
-static void lay_out_kept(struct raw_kda *x, const hola_kda_args *a, char **p) {
-    const int64_t rows = a->rows.T * a->HV;
-    x->v_new = (act *)raw_carve(p, rows * a->V * (int64_t)sizeof(act));
-    x->A = (act *)raw_carve(p, rows * HL_CHUNK * (int64_t)sizeof(act));
+/* Arrays that both passes need, in `kept` or, what is left of them, in the workspace; from NULL on it only counts. */
+static void lay_out_kept(struct raw_kda *x, const hola_kda_args *a, char **p, bool kept) {
+    const int64_t rows = a->rows.T * a->HV, qk = a->rows.T * a->H, size = sizeof(act);
+    if (a->flags & HOLA_KDA_NORM) {
+        x->keys.to_q = (act *)raw_carve(p, qk * a->K * size), x->keys.to_k = (act *)raw_carve(p, qk * a->K * size);
+        x->keys.rq = (float *)raw_carve(p, qk * 4), x->keys.rk = (float *)raw_carve(p, qk * 4);
+    }
+    if (!kept) return;
+    x->v_new = (act *)raw_carve(p, rows * a->V * size);
+    x->A = (act *)raw_carve(p, rows * HL_CHUNK * size);
 #ifndef HL_CUDA_F32 /* by shape alone: the size must be known without a device */
     const bool chunks = (a->K == 64 || a->K == 128) && a->V % 64 == 0;
     if (chunks) x->tiles = raw_carve(p, (a->rows.T / HL_CHUNK + a->rows.N) * a->HV * kda_tiles_bytes(a->K));
 #endif
 }
 static void lay_out(struct raw_kda *x, const hola_kda_args *a, bool backward, char **p) {
-    const float factor = a->scale * sqrtf((float)a->K);
     char *kept = (char *)a->kept;
     lay_out_linear(&x->l, &a->rows, backward ? NULL : a->h0, backward ? NULL : a->ht, a->HV * a->K * a->V, p);
-    x->factor = a->scale == 0.0f || fabsf(factor - 1.0f) < 1e-6f ? 1.0f : factor;
-    x->own_q = x->factor == 1.0f ? NULL : (act *)raw_carve(p, a->rows.T * a->H * a->K * (int64_t)sizeof(act));
+    x->keys = (struct raw_norm){(const act *)a->q, (const act *)a->k};
+    x->keys.rows = a->rows.T * a->H, x->keys.K = (int)a->K;
+    x->keys.norm = a->flags & HOLA_KDA_NORM, x->keys.factor = raw_factor(a->scale, a->K);
+    if (kept) lay_out_kept(x, a, &kept, true);
+    else lay_out_kept(x, a, p, false);
+    if (!x->keys.norm && x->keys.factor != 1.0f)
+        x->keys.to_q = (act *)raw_carve(p, x->keys.rows * a->K * (int64_t)sizeof(act));
     x->m = a->m || backward ? a->m : (float *)raw_carve(p, a->rows.T * a->HV * 4);
-    if (kept) lay_out_kept(x, a, &kept);
 }
 static struct hl_kda kda_of(const struct raw_kda *x, const hola_kda_args *a) {
     struct hl_kda op = {};
     op.rows = &x->l.rows.rows;
     op.H = a->H, op.HV = a->HV, op.K = a->K, op.V = a->V;
-    op.q = x->own_q ? x->own_q : a->q, op.k = a->k, op.v = a->v, op.g = a->g, op.beta = a->beta;
+    op.q = x->keys.to_q ? x->keys.to_q : a->q, op.k = x->keys.to_k ? x->keys.to_k : a->k;
+    op.v = a->v, op.g = a->g, op.beta = a->beta;
     op.out = a->out, op.m = x->m;
     if (a->kept) op.v_new = x->v_new, op.A = x->A, op.tiles = x->tiles;
     op.dout = a->dout, op.dq = a->dq, op.dk = a->dk, op.dv = a->dv, op.dg = a->dg, op.dbeta = a->dbeta;
@@ -90,7 +83,6 @@ static struct hl_kda kda_of(const struct raw_kda *x, const hola_kda_args *a) {
 extern "C" void HL_OP(raw_kda)(struct hl_backend *backend, const hola_kda_args *a, bool backward) {
     struct hl_cuda *c = hl_cuda_of(backend);
     struct raw_kda x = {};
-    const int64_t n = a->rows.T * a->H * a->K;
     char *p = NULL;
     lay_out(&x, a, backward, &p);
     p = (char *)hl_cuda_take(c, p - (char *)NULL);
@@ -98,19 +90,19 @@ extern "C" void HL_OP(raw_kda)(struct hl_backend *backend, const hola_kda_args *
     const bool launches = p != NULL;
     if (launches) {
         lay_out(&x, a, backward, &p);
-        if (x.own_q && n > 0) launch_scale(c, x.own_q, a->q, x.factor, n);
+        if (x.keys.to_q && !(backward && x.keys.norm)) HL_OP(raw_norm)(c, &x.keys); /* else it is in kept */
         prepare(c, &x.l);
         if (a->rows.T == 0 && backward) only_states(c, &x.l, a->dh0, a->dht);
     }
     if (a->rows.T == 0) return;
     const struct hl_kda op = kda_of(&x, a);
     (backward ? HL_OP(kda_backward) : HL_OP(kda_forward))(backend, &op);
-    if (launches && backward && x.own_q) launch_scale(c, a->dq, a->dq, x.factor, n);
+    if (launches && backward && x.keys.to_q) HL_OP(raw_norm_back)(c, &x.keys, (act *)a->dq, (act *)a->dk);
 }
 extern "C" int64_t HL_OP(raw_kda_kept)(const hola_kda_args *a) {
     struct raw_kda x = {};
     char *p = NULL;
-    lay_out_kept(&x, a, &p);
+    lay_out_kept(&x, a, &p, true);
     return p - (char *)NULL;
 }
 
