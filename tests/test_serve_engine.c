@@ -608,7 +608,7 @@ static void pace_of_a_device(void **state) {
     assert_int_equal(hl_pace_power(&p, true, 0.02), HL_PACE_UNIT << 4); /* the next one might take 0.032 */
     assert_int_equal(hl_pace_power(&p, true, 0.04), HL_PACE_UNIT << 5);
     for (int i = 0; i < 100; i++)
-        hl_pace_add_power(&p, (HL_PACE_UNIT << 3) + 64, true, 0.009); /* just over half full */
+        hl_pace_add_power(&p, (HL_PACE_UNIT << 3) + 64, true, 0.0085); /* just over half full: says nothing */
     assert_int_equal(hl_pace_power(&p, true, 0.0159), HL_PACE_UNIT << 3);
     for (int i = 0; i < 100; i++) hl_pace_add_power(&p, HL_PACE_UNIT * 15, true, 0.0075); /* nearly full, and faster */
     assert_int_equal(hl_pace_power(&p, true, 0.0081), HL_PACE_UNIT << 4);
