@@ -98,6 +98,8 @@ def again_table(study):
     for text, row in (("GDN", a), ("again", b)):
         out.append(f"| {text} | " + " | ".join(f"{row[t]:.4f}" for t in tokens) + " |")
     out.append("| difference | " + " | ".join(f"{b[t] - a[t]:+.4f}" for t in tokens) + " |")
+    lead = {t: d for t, d, _ in figures.gaps(study)}
+    out.append("| HOLA's lead, as above | " + " | ".join(f"{lead[t]:.4f}" if t in lead else "" for t in tokens) + " |")
     files = ", ".join(f"[{i}](results/{r.name}.json)" for i, r in enumerate(found, 1))
     return "\n".join(out) + f"\n\nFiles: {files}."
 

@@ -53,7 +53,7 @@ struct hola_model {
     struct hl_activations infer;
     struct hl_candidate *candidates; /* in backend memory: room for candidates_room of them */
     int64_t candidates_room;
-    int64_t steps_replayed; /* as a captured graph; counted for the server's log */
+    int64_t steps_replayed; /* as a captured graph; counted for the server's log and bench_lookup */
     struct hl_decoder decoder;
 };
 
