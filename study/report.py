@@ -88,20 +88,29 @@ def fade_table(study):
 
 
 def again_table(study):
-    """Two runs with the same seed and batches, that differ in rounding alone."""
-    found = [study.runs.get(n) for n in ("partial-b-gdn-s1", "partial-b-gdn-again")]
-    if not all(found):
+    """Runs with the same seed and batches, that differ in rounding alone."""
+    names = {"partial-b-gdn-s1": "GDN", "partial-b-gdn-again": "again", "b-gdn-s1": "a third time"}
+    found = [study.runs[n] for n in names if n in study.runs]
+    if len(found) < 2:
         return NOT_YET.capitalize() + "."
-    a, b = ({t: v for _, t, v in r.data["curve"]["val"]} for r in found)
-    tokens = [t for t in sorted(set(a) & set(b)) if t >= 60e6]
+    curves = [{t: v for _, t, v in r.data["curve"]["val"]} for r in found]
+    tokens = [t for t in sorted(curves[0]) if t >= 60e6 and any(t in c for c in curves[1:])]
     out = ["| training tokens | " + " | ".join(f"{t / 1e6:.0f}M" for t in tokens) + " |", "|---" * (len(tokens) + 1) + "|"]
-    for text, row in (("GDN", a), ("again", b)):
-        out.append(f"| {text} | " + " | ".join(f"{row[t]:.4f}" for t in tokens) + " |")
-    out.append("| difference | " + " | ".join(f"{b[t] - a[t]:+.4f}" for t in tokens) + " |")
+    row = lambda text, values: out.append(f"| {text} | " + " | ".join("" if v is None else f"{v:.4f}" for v in values) + " |")
+    for r, c in zip(found, curves):
+        row(names[r.name], [c.get(t) for t in tokens])
+    at = [[c[t] for c in curves if t in c] for t in tokens]
+    row("largest difference", [max(values) - min(values) for values in at])
     lead = {t: d for t, d, _ in figures.gaps(study)}
-    out.append("| HOLA's lead, as above | " + " | ".join(f"{lead[t]:.4f}" if t in lead else "" for t in tokens) + " |")
+    row("HOLA's lead, as above", [lead.get(t) for t in tokens])
     files = ", ".join(f"[{i}](results/{r.name}.json)" for i, r in enumerate(found, 1))
     return "\n".join(out) + f"\n\nFiles: {files}."
+
+
+def order(study, metric, names={"b-gdn": "GDN", "b-hola": "HOLA", "b-recency": "HOLA + recency"}):
+    """The models that the claims are about, from the lowest value of a metric to the highest."""
+    found = sorted((study.mean(name, metric)[0], text) for name, text in names.items() if study.mean(name, metric))
+    return ", ".join(f"{text} {metric.show(value)}" for value, text in found)
 
 
 KIND_NAMES = {"copy_256": "the pair of tokens stood within the last 256", "copy_4096": "... within the last 4096",
@@ -227,6 +236,7 @@ def fill(study, drawn):
     ruler = "\n\n".join(f"{name}:\n\n" + table(study, B + C, NIAH) for name, NIAH in cmp.NIAH.items())
     parts = {
         "claims": claim_table(study), "language": table(study, B + C, language + cmp.EXTRACTION),
+        "order_val": order(study, cmp.VAL), "order_wiki": order(study, cmp.WIKI),
         "commonsense": table(study, B + C, cmp.SIX + cmp.OTHER), "probes": table(study, B + C, probes),
         "depths": table(study, B + C, cmp.DEPTH), "ruler": ruler, "recipe": table(study, PAPER, language + probes),
         "sweep": sweep_table(study), "fade": fade_table(study), "again": again_table(study),
