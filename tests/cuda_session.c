@@ -6,6 +6,7 @@
 #include "model/session.h"
 #include "model/cache_view.h"
 #include "temp.h"
+#include <math.h>
 
 #define BODY                                                                                          \
     "{\"model_type\":\"hola\",\"hidden_size\":64,\"num_heads\":2,\"head_dim\":32,\"expand_v\":1,"     \
@@ -217,10 +218,56 @@ static void rows_keep_their_bits(void **state) {
     hola_model_free(m), hola_model_free(host);
 }
 
+static bool count_calls(void *calls, int64_t done, int64_t total) {
+    assert_true(done < total);
+    ++*(int *)calls;
+    return true;
+}
+static double furthest(const float *x, const float *y) {
+    double most = 0;
+    for (int i = 0; i < VOCAB; i++) most = fmax(most, fabs((double)(x[i] - y[i])));
+    return most;
+}
+/* A device takes a long prompt in one piece where pieces of 8192 tokens would be two, to the same logits. */
+static void long_prompts(void **state) {
+    enum { USUAL = 8192, N = USUAL + 300 };
+    const char body[] =
+        "{\"model_type\":\"hola\",\"hidden_size\":32,\"num_heads\":1,\"head_dim\":32,\"expand_v\":1,"
+        "\"num_hidden_layers\":1,\"vocab_size\":101,\"intermediate_size\":32,\"initializer_range\":0.15,"
+        "\"cache_gate_init\":0.5,\"cache_window\":8,\"cache_chunk\":64}";
+    int32_t *ids = random_ids(N, VOCAB, 5);
+    hola_config cfg;
+    hola_model *m;
+    hola_session *whole, *cut, *wrong;
+    float x[VOCAB], y[VOCAB], z[VOCAB];
+    int calls = 0;
+    (void)state;
+    CHECK_OK(hl_config_parse(&cfg, body, (int64_t)strlen(body), "config"));
+    if (hola_model_new(&m, &cfg, 7, &(hola_options){.threads = 1, .backend = "cuda"}) != HOLA_OK) skip();
+    CHECK_OK(hola_session_new(&whole, m));
+    CHECK_OK(hola_session_new(&cut, m));
+    CHECK_OK(hola_session_feed(cut, ids, USUAL, NULL));
+    CHECK_OK(hola_session_clone(&wrong, cut));
+    CHECK_OK(hola_session_feed(cut, ids + USUAL, N - USUAL, y));
+    CHECK_OK(hola_session_feed(wrong, ids + USUAL + 20, N - USUAL - 20, z)); /* without 20 tokens */
+    hola_session_on_progress(whole, count_calls, &calls);
+    CHECK_OK(hola_session_feed(whole, ids, N, x));
+    assert_int_equal(calls, 0);
+    const double right = furthest(x, y), different = furthest(x, z);
+    print_message("in one piece and in two: %.4f apart; without 20 tokens: %.4f\n", right, different);
+    assert_true(right < 0.05 && different > 4 * right);
+    hola_session_free(whole), hola_session_free(cut), hola_session_free(wrong);
+    hola_model_free(m);
+    free(ids);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(positions_of_what_is_kept), cmocka_unit_test(one_set_per_layer),
-        cmocka_unit_test(copies_of_a_session),       cmocka_unit_test(history_on_a_device),
-        cmocka_unit_test(from_device_to_cpu),        cmocka_unit_test(rows_keep_their_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(positions_of_what_is_kept),
+                                       cmocka_unit_test(one_set_per_layer),
+                                       cmocka_unit_test(copies_of_a_session),
+                                       cmocka_unit_test(history_on_a_device),
+                                       cmocka_unit_test(from_device_to_cpu),
+                                       cmocka_unit_test(rows_keep_their_bits),
+                                       cmocka_unit_test(long_prompts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* session.c -- one sequence: its state, position, latest ids and logits.
  *
- * Tokens go through the model in pieces of up to hl_model_rows rows, each continuing from the state left by the
- * previous one; a piece of one row is decoding. The activations belong to the model, so a session is little more than
- * its state, and any number of sessions can share a pass. */
+ * Tokens go through the model in pieces (piece_rows), each continuing from the state left by the previous one; a piece
+ * of one row is decoding. The activations belong to the model, so a session is little more than its state, and any
+ * number of sessions can share a pass. */
 #include "model/session.h"
 #include "model/sequences.h"
 #include "core/half.h"
@@ -160,10 +160,26 @@ static void read_piece(hola_model *m, const struct feeding *f, int64_t row, int6
     else if (f->logits && row + len == n) hl_session_read_logits(m, len - 1, 1, f->out);
 }
 
+/* The length of the pieces of n tokens. A device reads a long prompt faster in larger pieces: it splits a sequence into
+ * parts that run side by side, and what it does once a piece then counts less. They are taken if their activations need
+ * at most an eighth of the memory that is left. */
+static int64_t piece_rows(hola_model *m, int64_t n) {
+    const int64_t usual = hl_model_rows(m), large = 4 * usual;
+    struct hl_activations a = {.pass = m->infer.pass, .backend = m->backend};
+    int64_t bytes, left = 0, used;
+    if (m->backend->host || n <= usual) return usual;
+    pthread_mutex_lock(&m->lock);
+    const bool there = m->infer.rows >= large;
+    m->backend->storage.free_memory(m->backend, &left, &used);
+    pthread_mutex_unlock(&m->lock);
+    if (there) return large;
+    return hl_activations_bytes(&a, &m->cfg, large, 1, &bytes) == HOLA_OK && bytes <= left / 8 ? large : usual;
+}
+
 /* Feeds piece by piece; the lock is released between pieces, so that other sessions get their turn. */
 static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, const struct feeding *f) {
     hola_model *m = y->model;
-    const int64_t feed = hl_model_rows(m);
+    const int64_t feed = piece_rows(m, n);
     hola_status s = HOLA_OK;
     for (int64_t i = 0, len; s == HOLA_OK && i < n; i += len) {
         len = hl_piece(n - i, feed);

@@ -44,6 +44,7 @@ static __device__ __forceinline__ float slope_of(const struct hl_cache &a, float
 
 /* the parts of the forward op, one file each */
 void HL_OP(cache_read)(struct hl_cuda *cuda, const struct cache_dev *c, bool states);
+void HL_OP(cache_store)(struct hl_cuda *cuda, const struct cache_dev *c); /* after all reads: what sessions keep */
 void HL_OP(cache_step)(struct hl_cuda *cuda, const struct cache_dev *c, void *scratch);
 int64_t HL_OP(cache_step_scratch)(const struct hl_cache *a);
 void HL_OP(cache_rowwise)(struct hl_cuda *cuda, const struct cache_dev *c, char *scratch);
