@@ -55,7 +55,8 @@ struct hl_plan { /* a slot of a hash table with linear probing */
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    bool none; /* known to have no kernel */
+    int32_t sms; /* that the kernel was asked to use; 0: all */
+    bool none;   /* known to have no kernel */
 };
 
 static void *open_library(void) {
@@ -330,18 +331,29 @@ bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g) {
     return lt && lt->handle && plan_find(c, lt, g, true) != NULL;
 }
 
+/* The kernel stays the one of the whole device, and so do the bits. */
+static void limit(struct lt *lt, struct hl_plan *p, int32_t sms) {
+    if (p->sms != sms && set(lt, p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms)) p->sms = sms;
+}
+
 void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     struct lt *lt = lt_open(c);
     if (!lt || !lt->handle || g->M == 0 || g->N == 0) return;
     struct hl_plan *p = plan_find(c, lt, g, false);
+    void *workspace = hl_side_workspace(c, lt->workspace, WORKSPACE);
     if (!p) return;
+    if (!workspace) {
+        hl_cuda_fail(c, HOLA_ENOMEM, "device memory: no workspace for products");
+        return;
+    }
+    limit(lt, p, hl_side_sms(c));
     if (g->a_scale && !scale_pointers(lt, p, g)) {
         hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS takes no scales for a product in FP8");
         return;
     }
     cublasStatus_t s =
         lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta, g->add ? g->add : g->C, p->c,
-                           g->C, p->c, &p->algo, lt->workspace, p->workspace, hl_stream(c));
+                           g->C, p->c, &p->algo, workspace, p->workspace, hl_stream(c));
     if (s != CUBLAS_STATUS_SUCCESS)
         hl_cuda_fail(c, HOLA_EDEVICE, "matrix product %lld x %lld x %lld: cuBLAS status %d", (long long)g->M,
                      (long long)g->N, (long long)g->K, (int)s);

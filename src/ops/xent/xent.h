@@ -20,5 +20,6 @@ struct hl_xent {
     real scale;
     void *dx; /* NULL: loss only */
     real *dW; /* accumulated */
+    void *logits2; /* a second workspace, for a device that computes dW beside the next rows; NULL: none */
 };
 #endif
