@@ -33,8 +33,6 @@ struct hl_cuda {
     char name[256];
     int index, sms, shared_limit;
     void *stream, *lt; /* the real device's stream and cuBLASLt handle; stream: the one that work is issued to */
-    struct hl_side_stream *side; /* NULL: none (side_stream.c) */
-    bool aside;                  /* work goes to it: its stream and scratch memory have changed places with the main ones */
     uint64_t *kernels; /* [HL_KERNELS]: kernels queried so far, address << 1 | compiled for sm_90; 0: free */
     void *tick[2];     /* the timer's events */
     double began;      /* the emulated device's timer */
@@ -65,6 +63,8 @@ struct hl_cuda {
     struct hl_fp8_weight *fp8_weight;
     int fp8_weights, fp8_room;
     int64_t fp8_step, fp8_refused; /* counts changes of the weights; kinds of products without a kernel */
+    struct hl_side_stream *side;   /* side_stream.c; NULL: not opened yet */
+    bool aside; /* work goes to the side stream: its stream and scratch memory have changed places with the main ones */
 };
 
 #ifdef __cplusplus

@@ -160,10 +160,17 @@ static void read_piece(hola_model *m, const struct feeding *f, int64_t row, int6
     else if (f->logits && row + len == n) hl_session_read_logits(m, len - 1, 1, f->out);
 }
 
+/* For measurements: HOLA_PIECE is the number of rows of a pass. */
+static int64_t piece_rows(const hola_model *m) {
+    const char *text = getenv("HOLA_PIECE");
+    const int64_t n = text ? atoll(text) : 0;
+    return n >= 64 ? n : hl_model_rows(m);
+}
+
 /* Feeds piece by piece; the lock is released between pieces, so that other sessions get their turn. */
 static hola_status feed_rows(hola_session *y, const int32_t *ids, int64_t n, const struct feeding *f) {
     hola_model *m = y->model;
-    const int64_t feed = hl_model_rows(m);
+    const int64_t feed = piece_rows(m);
     hola_status s = HOLA_OK;
     for (int64_t i = 0, len; s == HOLA_OK && i < n; i += len) {
         len = hl_piece(n - i, feed);
