@@ -10,8 +10,10 @@
 static const struct size { /* of a training step */
     const char *what;
     int64_t T, D, N;
-} sizes[] = {{"46m, gate and up", 65536, 512, 1536}, {"340m, gate and up", 32768, 1024, 5632},
-             {"340m, q, k, v", 32768, 1024, 3072},   {"340m, down", 32768, 2816, 1024},
+} sizes[] = {{"46m, gate and up", 65536, 512, 1536},
+             {"340m, gate and up", 32768, 1024, 5632},
+             {"340m, q, k, v", 32768, 1024, 3072},
+             {"340m, down", 32768, 2816, 1024},
              {"340m, out", 32768, 1024, 1024}};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
@@ -58,7 +60,8 @@ static void measure(const struct size *s) {
     a.dx.part[0].dW = NULL, a.dx.aside = false, a.dx.dx = bench_acts(s->T * s->D);
     const int64_t D = 1024, M = 32768;
     a.norm = (struct hl_rmsnorm){.M = M, .D = D, .eps = (real)1e-6, .dx_add = true};
-    a.norm.x = bench_fill(M * D, true, -1, 1), a.norm.dy = bench_fill(M * D, true, -1, 1), a.norm.dx = bench_acts(M * D);
+    a.norm.x = bench_fill(M * D, true, -1, 1), a.norm.dy = bench_fill(M * D, true, -1, 1),
+    a.norm.dx = bench_acts(M * D);
     a.norm.w = bench_fill(D, false, 0.5f, 1), a.norm.dw = bench_fill(D, false, 0, 0);
     a.norm.r = bench_fill(M, false, 1, 1), a.norm.from = bench_fill(M * D, true, -1, 1);
     const double product = us(a, 4, 0, 0), norm = us(a, 0, 4, 0) / 4, dx = us(a, 0, 0, 4) / 4;
@@ -77,7 +80,9 @@ int main(int argc, char **argv) {
         const char *sms = argc > 1 ? argv[i + 1] : usual[i];
         setenv("HOLA_SIDE_SMS", sms, 1);
         if (hl_backend_open(&backend, "cuda", 1) != HOLA_OK) return fprintf(stderr, "%s\n", hola_last_error()), 1;
-        if (i == 0) printf("%s; a product on the side stream, four times, and as many others, us\n", hl_cuda_name(backend->device));
+        if (i == 0)
+            printf("%s; a product on the side stream, four times, and as many others, us\n",
+                   hl_cuda_name(backend->device));
         printf("asked for %s multiprocessors\n", atoi(sms) ? sms : "all");
         for (int k = 0; k < SIZES; k++) measure(&sizes[k]);
         hl_backend_close(backend);

@@ -29,13 +29,13 @@ static void choose(int mode) {
 #define SMALL "\"hidden_size\":32,\"num_hidden_layers\":5,\"vocab_size\":67,\"intermediate_size\":48,"
 #define LARGE "\"hidden_size\":512,\"num_hidden_layers\":6,\"vocab_size\":4000,\"intermediate_size\":768,"
 #define MEMORY "\"cache_window\":8,\"cache_chunk\":32,\"cache_gate_init\":0.5,"
-#define TYPES(X, sizes, heads)                                                                                 \
-    X("{" sizes heads MEMORY "\"model_type\":\"hola\",\"expand_v\":1}")                                        \
-    X("{" sizes heads "\"model_type\":\"gated_deltanet\",\"expand_v\":1,\"tie_word_embeddings\":true}")        \
-    X("{" sizes heads MEMORY "\"model_type\":\"kda\",\"cache_evict\":\"betae\",\"cache_gate_token\":true}")    \
-    X("{" sizes "\"model_type\":\"transformer\",\"num_heads\":4}")                                             \
-    X("{" sizes "\"model_type\":\"transformer\",\"num_heads\":4,\"qkv_bias\":true,\"qk_norm\":true}")          \
-    X("{" sizes "\"model_type\":\"gla\",\"num_heads\":2}")                                                     \
+#define TYPES(X, sizes, heads)                                                                              \
+    X("{" sizes heads MEMORY "\"model_type\":\"hola\",\"expand_v\":1}")                                     \
+    X("{" sizes heads "\"model_type\":\"gated_deltanet\",\"expand_v\":1,\"tie_word_embeddings\":true}")     \
+    X("{" sizes heads MEMORY "\"model_type\":\"kda\",\"cache_evict\":\"betae\",\"cache_gate_token\":true}") \
+    X("{" sizes "\"model_type\":\"transformer\",\"num_heads\":4}")                                          \
+    X("{" sizes "\"model_type\":\"transformer\",\"num_heads\":4,\"qkv_bias\":true,\"qk_norm\":true}")       \
+    X("{" sizes "\"model_type\":\"gla\",\"num_heads\":2}")                                                  \
     X("{" sizes "\"model_type\":\"gsa\",\"num_heads\":2,\"num_slots\":16,\"use_short_conv\":true}")
 #define LINE(json) json,
 static const char *const small[] = {TYPES(LINE, SMALL, "\"num_heads\":2,\"head_dim\":16,")};

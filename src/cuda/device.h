@@ -113,6 +113,7 @@ void hl_side_close(struct hl_cuda *c);
  * and how many multiprocessors they should take, 0: all. */
 void *hl_side_workspace(struct hl_cuda *c, void *main, int64_t bytes);
 int hl_side_sms(const struct hl_cuda *c);
+int hl_side_choice(const struct hl_cuda *c); /* the same if the kernel is chosen for this number, else 0 */
 void hl_side_followed_by(struct hl_cuda *c, void *stream); /* this stream waits for all its work so far */
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };

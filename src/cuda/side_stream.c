@@ -3,7 +3,9 @@
  * scratch memory in struct hl_cuda, so ops and products need not know where their work goes.
  *
  * The environment variable HOLA_STREAMS=1 turns it off. HOLA_SIDE_SMS and HOLA_MAIN_SMS: how many multiprocessors
- * cuBLAS is asked to use for products of the side stream, and of the main stream beside it; by default all. */
+ * cuBLAS is asked to use for products of the side stream, and of the main stream beside it; by default all. To measure:
+ * HOLA_SIDE_CHOICE=1 also chooses the kernels for this number (other bits), HOLA_SIDE_EQUAL=1 gives both streams the
+ * same priority. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -14,8 +16,8 @@ struct hl_side_stream {
     void *scratch, *workspace;
     int64_t scratch_bytes;
     cudaEvent_t fork, mark[HL_MARKS];
-    bool off, busy; /* busy: it may have work that was not waited for */
-    int sms[2];     /* of the main stream, of this one */
+    bool off, busy, chooses; /* busy: it may have work that was not waited for */
+    int sms[2];              /* of the main stream, of this one */
 };
 
 static bool check(struct hl_cuda *c, cudaError_t e) {
@@ -37,8 +39,11 @@ bool hl_side_open(struct hl_cuda *c) {
     s->off = number("HOLA_STREAMS") == 1;
     if (s->off) return false;
     s->sms[0] = number("HOLA_MAIN_SMS"), s->sms[1] = number("HOLA_SIDE_SMS");
+    s->chooses = number("HOLA_SIDE_CHOICE") == 1;
+    const bool equal = number("HOLA_SIDE_EQUAL") == 1;
     bool good = check(c, cudaDeviceGetStreamPriorityRange(&last, &first)) &&
-                check(c, cudaStreamCreateWithPriority((cudaStream_t *)&s->stream, cudaStreamNonBlocking, last)) &&
+                check(c, cudaStreamCreateWithPriority((cudaStream_t *)&s->stream, cudaStreamNonBlocking,
+                                                      equal ? first : last)) &&
                 check(c, cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming));
     for (int i = 0; good && i < HL_MARKS; i++)
         good = check(c, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming));
@@ -108,3 +113,4 @@ void *hl_side_workspace(struct hl_cuda *c, void *main, int64_t bytes) {
     return c->side->workspace;
 }
 int hl_side_sms(const struct hl_cuda *c) { return c->side && c->side->busy ? c->side->sms[c->aside] : 0; }
+int hl_side_choice(const struct hl_cuda *c) { return c->side && c->side->chooses ? hl_side_sms(c) : 0; }

@@ -41,11 +41,9 @@ void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n
     int64_t offset = 0;
     if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint, .late = late});
     for (int i = 0; i < n; i++) {
-        hl_buffer_add(list, (struct hl_buffer){.field = field[i],
-                                               .width = width[i],
-                                               .inside = joint > 0,
-                                               .offset = offset,
-                                               .late = late});
+        hl_buffer_add(list,
+                      (struct hl_buffer){
+                          .field = field[i], .width = width[i], .inside = joint > 0, .offset = offset, .late = late});
         offset += width[i];
     }
 }

@@ -42,10 +42,10 @@ struct hl_activations {
     real *r_last;                       /* and the factors [rows] */
     void *logits;                       /* logits of a slice of rows: `logits_bytes` */
     int64_t logits_bytes, second;       /* second: where a second slice begins in it; 0: there is none */
-    double *nll, *nll_host;          /* [rows]; nll_host: host copy, if it is a separate array */
-    int32_t *correct, *correct_host; /* [rows]: whether the target was the most likely token; inference only */
-    int32_t *ids, *target;           /* [rows], if the backend's arrays are not in host memory */
-    struct hl_gradients grad;        /* HL_TRAIN */
+    double *nll, *nll_host;             /* [rows]; nll_host: host copy, if it is a separate array */
+    int32_t *correct, *correct_host;    /* [rows]: whether the target was the most likely token; inference only */
+    int32_t *ids, *target;              /* [rows], if the backend's arrays are not in host memory */
+    struct hl_gradients grad;           /* HL_TRAIN */
     /* called by the backward pass when the gradients of parameters [first, first + n) are complete; NULL: not used */
     void (*ready)(void *ctx, int64_t first, int64_t n);
     void *ready_ctx;

@@ -110,8 +110,8 @@ static struct block open_block(const hola_model *m, const struct hl_activations 
                                int64_t index, real *grads) {
     const struct hl_gradients *d = &acts->grad;
     const int64_t dx = index % (HL_TURNS + 1), dh = index % HL_TURNS, dout = (index + 1) % (HL_TURNS + 1);
-    return (struct block){m,     acts,      &acts->layer[index], &m->params.layer[index], rows->T,
-                          grads, d->dx[dx], d->dh[dh],           d->dx[dout]};
+    return (struct block){m,         acts,      &acts->layer[index], &m->params.layer[index], rows->T, grads,
+                          d->dx[dx], d->dh[dh], d->dx[dout]};
 }
 
 void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows, int64_t index,

@@ -19,7 +19,7 @@ struct hl_rmsnorm {
     void *y;
     real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;
-    void *dx, *dz; /* dz: laid out like z */
+    void *dx, *dz;    /* dz: laid out like z */
     real *dw;         /* accumulated */
     bool dx_add;      /* dx += */
     const void *from; /* with dx_add: dx = from + ...; NULL: dx itself */

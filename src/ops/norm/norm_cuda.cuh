@@ -17,7 +17,7 @@ enum {
 
 struct norm {
     int64_t M, D, z_heads, z_ld;
-    float share, eps; /* r = 1/sqrt(share sum(x^2) + eps) */
+    float share, eps;             /* r = 1/sqrt(share sum(x^2) + eps) */
     const act *x, *z, *dy, *from; /* from: what dx is added to */
     const float *w;               /* NULL: ones */
     act *y, *dx, *dz;

@@ -150,13 +150,8 @@ extern "C" void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a)
         const int mark = HL_MARK_LOGITS + second;
         act *z = (act *)(second ? a->logits2 : a->logits);
         const act *x = (const act *)a->x + row * D;
-        const struct softmax s = {V,
-                                  z,
-                                  a->target + row,
-                                  a->nll + row,
-                                  (float)a->scale,
-                                  a->dx != NULL,
-                                  a->correct ? a->correct + row : NULL};
+        const struct softmax s = {
+            V, z, a->target + row, a->nll + row, (float)a->scale, a->dx != NULL, a->correct ? a->correct + row : NULL};
         struct hl_gemm g = {rows, V, D, false, true, x, a->W.data, z, D, D, V, HL_ACT_DTYPE, HL_ACT_DTYPE};
         g.alpha = 1.0f, g.beta = 0.0f;
         if (a->logits2) hl_cuda_wait_mark(c, mark); /* dW of the slice that was here */
