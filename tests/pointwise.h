@@ -89,8 +89,8 @@ static inline double pw_distance(const struct pw *got, const struct pw *want, co
 
 /* ---- norms ---- */
 
-/* variant 1: gated, 2: dx added to, 4: no weights, 8: the gate is a sigmoid; 16, 17: as 0, 1, and added to an array that
- * stays as it is */
+/* variant 1: gated, 2: dx added to, 4: no weights, 8: the gate is a sigmoid; 16, 17: as 0, 1, and added to an array
+ * that stays as it is */
 static inline void rms_build(struct pw *c, int64_t M, int64_t D, int variant) {
     struct hl_rmsnorm *a = &c->op.rms;
     const bool apart = variant & 16;

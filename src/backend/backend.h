@@ -57,9 +57,9 @@ struct hl_fp8_products {
     int64_t (*bytes)(const struct hl_fp8_sizes *s);
 };
 
-/* A device may compute weight gradients beside later ops (hl_linear.aside). Until then what they read, x and dout, must
- * stay as it is. mark: notes all such work so far under a number, 0 or 1; wait: later ops begin when that is done; join:
- * when all of it is done. All of it is issued to one stream, in order. on: whether this happens at all. */
+/* A device may compute weight gradients beside later ops (hl_linear.aside). Until then what they read, x and dout,
+ * must stay as it is. mark: notes all such work so far under a number, 0 or 1; wait: later ops begin when that is done;
+ * join: when all of it is done. It is done in the order of the ops. on: whether this happens at all. */
 struct hl_aside {
     bool (*on)(struct hl_backend *);
     void (*mark)(struct hl_backend *, int i);

@@ -1,7 +1,8 @@
 /* cuda.h -- one CUDA device, as seen by the host code of the ops.
  *
- * All work of a model goes to one stream, in order, but for weight gradients (hl_cuda_aside). Ops return no errors: the first failure is recorded and reported
- * when the stream is synchronised (hl_finish). The tests also link an emulated device that uses host memory. */
+ * All work of a model goes to one stream, in order, but for weight gradients (hl_cuda_aside). Ops return no errors: the
+ * first failure is recorded and reported when the stream is synchronised (hl_finish). The tests also link an emulated
+ * device that uses host memory. */
 #ifndef HL_CUDA_H
 #define HL_CUDA_H
 #include "core/rows.h"

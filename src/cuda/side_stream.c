@@ -2,10 +2,10 @@
  * stream leaves idle: its priority is the lowest, the main stream's the highest. Going aside exchanges stream and
  * scratch memory in struct hl_cuda, so ops and products need not know where their work goes.
  *
- * The environment variable HOLA_STREAMS=1 turns it off. HOLA_SIDE_SMS and HOLA_MAIN_SMS: how many multiprocessors
- * cuBLAS is asked to use for products of the side stream, and of the main stream beside it; by default all. To measure:
- * HOLA_SIDE_CHOICE=1 also chooses the kernels for this number (other bits), HOLA_SIDE_EQUAL=1 gives both streams the
- * same priority. */
+ * Products of cuBLAS leave no room for another block on their multiprocessors, so those of the side stream are asked to
+ * take half of them. HOLA_STREAMS=1: one stream; HOLA_SIDE_SMS and HOLA_MAIN_SMS: other numbers of multiprocessors, for
+ * products of the side stream, and of the main stream beside it (0: all). To measure: HOLA_SIDE_CHOICE=1 also chooses
+ * the kernels for this number (other bits), HOLA_SIDE_EQUAL=1 gives both streams the same priority. */
 #include "cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -25,9 +25,9 @@ static bool check(struct hl_cuda *c, cudaError_t e) {
     hl_cuda_fail(c, HOLA_EDEVICE, "CUDA: side stream: %s", cudaGetErrorString(e));
     return false;
 }
-static int number(const char *name) {
+static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
-    return text ? atoi(text) : 0;
+    return text ? atoi(text) : otherwise;
 }
 
 bool hl_side_open(struct hl_cuda *c) {
@@ -36,11 +36,11 @@ bool hl_side_open(struct hl_cuda *c) {
     if (s || c->borrowed) return s && !s->off;
     c->side = s = calloc(1, sizeof *s);
     if (!s) return false;
-    s->off = number("HOLA_STREAMS") == 1;
+    s->off = number("HOLA_STREAMS", 2) == 1;
     if (s->off) return false;
-    s->sms[0] = number("HOLA_MAIN_SMS"), s->sms[1] = number("HOLA_SIDE_SMS");
-    s->chooses = number("HOLA_SIDE_CHOICE") == 1;
-    const bool equal = number("HOLA_SIDE_EQUAL") == 1;
+    s->sms[0] = number("HOLA_MAIN_SMS", 0), s->sms[1] = number("HOLA_SIDE_SMS", c->sms / 2);
+    s->chooses = number("HOLA_SIDE_CHOICE", 0) == 1;
+    const bool equal = number("HOLA_SIDE_EQUAL", 0) == 1;
     bool good = check(c, cudaDeviceGetStreamPriorityRange(&last, &first)) &&
                 check(c, cudaStreamCreateWithPriority((cudaStream_t *)&s->stream, cudaStreamNonBlocking,
                                                       equal ? first : last)) &&
