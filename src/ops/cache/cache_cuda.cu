@@ -17,7 +17,7 @@
 #include "cuda/pdl.cuh"
 #include "ops/cache/cache_distinct_cuda.cuh"
 
-enum { THREADS = 256, COLUMNS = 128 };
+enum { THREADS = 256, COLUMNS = 128, OPEN_ROWS = 16 };
 
 /* ---- scores ---- */
 
@@ -212,21 +212,39 @@ static __global__ void kept_biases(const struct cache_dev c, int64_t n) {
     c.bias[i] = id == (int32_t)NO_ROW ? 0.0f : log_sigmoid(column(c, m, h, id, c.a.K + c.a.V));
 }
 
-/* grid (n HV, columns): after all reads, the state receives the kept rows and those of the open block. */
-static __global__ void store(const struct cache_dev c) {
+/* grid (n HV, columns): after all reads, the state receives the kept rows, of which some were in the open block. */
+static __global__ void store_kept(const struct cache_dev c) {
     const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV, w = c.a.window, C = c.a.chunk;
     const int64_t x = (int64_t)blockIdx.y * COLUMNS + threadIdx.x, end = c.a.K + c.a.V + 2;
     const struct hl_seg seg = c.rows.seg[n];
     if (!seg.state || x >= end) return;
-    const struct cache_slots m = cache_slots_of(c, seg, h);
-    const struct hl_dev_span p = c.rows.block[c.rows.block_first[n + 1] - 1];
-    const int64_t open = (seg.pos + seg.len) % C;
     /* unless a block was completed, the kept rows are the same */
     if (seg.pos / C < (seg.pos + seg.len) / C)
-        keep_rows(c, m, h, c.kept_after + (n * c.a.HV + h) * w, (int)kept_at(c, seg.pos + seg.len), seg,
-                  seg.pos / C * C, x, end);
-    for (int64_t i = p.skip; i < open && x + 1 < end; i++)
-        put_column(c, m, w + i, x, column(c, m, h, p.row + i - p.skip, x));
+        keep_rows(c, cache_slots_of(c, seg, h), h, c.kept_after + (n * c.a.HV + h) * w,
+                  (int)kept_at(c, seg.pos + seg.len), seg, seg.pos / C * C, x, end);
+}
+/* grid (n HV, columns, groups of OPEN_ROWS): then the new rows of the open block. */
+static __global__ void store_open(const struct cache_dev c) {
+    const int64_t n = blockIdx.x / c.a.HV, h = blockIdx.x % c.a.HV;
+    const int64_t x = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
+    const struct hl_seg seg = c.rows.seg[n];
+    if (!seg.state || x >= c.a.K + c.a.V + 1) return;
+    const struct cache_slots m = cache_slots_of(c, seg, h);
+    const struct hl_dev_span p = c.rows.block[c.rows.block_first[n + 1] - 1];
+    const int64_t first = (int64_t)blockIdx.z * OPEN_ROWS;
+    const int left = (int)((seg.pos + seg.len) % c.a.chunk - p.skip - first);
+    float value[OPEN_ROWS]; /* loads in flight */
+#pragma unroll
+    for (int i = 0; i < OPEN_ROWS; i++) value[i] = i < left ? column(c, m, h, p.row + first + i, x) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < OPEN_ROWS; i++)
+        if (i < left) put_column(c, m, c.a.window + p.skip + first + i, x, value[i]);
+}
+static void store(struct hl_cuda *cuda, const struct cache_dev *c) {
+    const int64_t most = min(c->T, c->a.chunk); /* lengths of segments change where a captured graph is replayed */
+    const unsigned heads = (unsigned)(c->a.rows->n * c->a.HV), columns = blocks_for(c->a.K + c->a.V + 2, COLUMNS);
+    launch(cuda, store_kept, dim3(heads, columns), COLUMNS, 0, *c);
+    launch(cuda, store_open, dim3(heads, columns, blocks_for(most, OPEN_ROWS)), COLUMNS, 0, *c);
 }
 
 /* ---- forward ---- */
@@ -298,5 +316,5 @@ extern "C" void HL_OP(cache_forward)(struct hl_backend *backend, const struct hl
         launch_pdl(cuda, kept_biases, blocks_for(lists * a->window, THREADS), THREADS, 0, c, lists * a->window);
     HL_OP(cache_read)(cuda, &c, states);
     if (states && hl_cache_factors(a)) HL_OP(cache_store_factors)(cuda, &c);
-    if (states) launch(cuda, store, dim3((unsigned)(n * a->HV), blocks_for(a->K + a->V + 2, COLUMNS)), COLUMNS, 0, c);
+    if (states) store(cuda, &c);
 }
