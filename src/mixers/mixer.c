@@ -37,12 +37,13 @@ int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width) 
 }
 
 void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,
-                       const int64_t *width) {
+                       const int64_t *width, bool late) {
     int64_t offset = 0;
-    if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint});
+    if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint, .late = late});
     for (int i = 0; i < n; i++) {
         hl_buffer_add(list,
-                      (struct hl_buffer){.field = field[i], .width = width[i], .inside = joint > 0, .offset = offset});
+                      (struct hl_buffer){
+                          .field = field[i], .width = width[i], .inside = joint > 0, .offset = offset, .late = late});
         offset += width[i];
     }
 }
@@ -73,7 +74,7 @@ void hl_layer_project(const struct hl_layer *l, int tensor, const void *y, int64
 }
 
 void hl_layer_project_backward(const struct hl_layer *l, int tensor, const void *y, int64_t width, void *dy) {
-    struct hl_linear a = {.M = l->T, .K = width, .x = y, .dx = dy};
+    struct hl_linear a = {.M = l->T, .K = width, .x = y, .dx = dy, .aside = l->aside};
     hl_layer_part(l, &a, tensor, NULL, l->dh);
     l->backend->ops.linear_backward(l->backend, &a);
 }
