@@ -160,7 +160,8 @@ static void last_of(const hola_tokenizer *t, const char *name) {
         const int64_t n = 1 + (int64_t)(check_mix(round) % 8);
         for (int64_t i = 0; i < n; i++) {
             const uint64_t r = check_mix(round * 8 + (uint64_t)i + 1);
-            ids[i] = (int32_t)((r >> 8) % (uint64_t)(r % 3 ? hola_tokenizer_size(t) : 300)) % (int32_t)hola_tokenizer_size(t);
+            ids[i] = (int32_t)((r >> 8) % (uint64_t)(r % 3 ? hola_tokenizer_size(t) : 300)) %
+                     (int32_t)hola_tokenizer_size(t);
         }
         char *all, *before;
         int64_t n_all, n_before, last;
@@ -168,7 +169,8 @@ static void last_of(const hola_tokenizer *t, const char *name) {
         CHECK_OK(hola_tokenizer_decode(t, ids, n - 1, &before, &n_before));
         CHECK_OK(hl_tokenizer_decode_last(t, ids, n, &text, &last));
         if (text.n != n_all || (n_all > 0 && memcmp(text.data, all, (size_t)n_all))) fail_msg("%s: another text", name);
-        if (last != n_before) fail_msg("%s: the last of %d ids begins at %d, not %d", name, (int)n, (int)last, (int)n_before);
+        if (last != n_before)
+            fail_msg("%s: the last of %d ids begins at %d, not %d", name, (int)n, (int)last, (int)n_before);
         begins += n_before > 0, differ += n_all > n_before;
         free(all), free(before);
     }
@@ -199,8 +201,7 @@ static void last(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stop_strings), cmocka_unit_test(characters),        cmocka_unit_test(joined),
-        cmocka_unit_test(numbers),      cmocka_unit_test(piece_after_takes),
-        cmocka_unit_test(last),
+        cmocka_unit_test(numbers),      cmocka_unit_test(piece_after_takes), cmocka_unit_test(last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -596,11 +596,14 @@ static void stopping(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(samplings),  cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
-        cmocka_unit_test(choices),    cmocka_unit_test(prefixes),     cmocka_unit_test(budget),
-        cmocka_unit_test(too_many),   cmocka_unit_test(held),         cmocka_unit_test(ends),
-        cmocka_unit_test(not_finite), cmocka_unit_test(joining),      cmocka_unit_test(stopping),
-        cmocka_unit_test(unread),     cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
+        cmocka_unit_test(texts),        cmocka_unit_test(samplings),
+        cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
+        cmocka_unit_test(choices),      cmocka_unit_test(prefixes),
+        cmocka_unit_test(budget),       cmocka_unit_test(too_many),
+        cmocka_unit_test(held),         cmocka_unit_test(ends),
+        cmocka_unit_test(not_finite),   cmocka_unit_test(joining),
+        cmocka_unit_test(stopping),     cmocka_unit_test(unread),
+        cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     case_overlap = true;

@@ -111,7 +111,7 @@ struct hl_top {
     double logprob;
 };
 struct hl_event {
-    struct hl_message message; /* kind: an enum hl_event_kind */
+    struct hl_message message;    /* kind: an enum hl_event_kind */
     struct hl_event_block *block; /* the memory that it is in, with its texts; NULL: its own */
     struct hl_serve_request *request;
     int64_t choice;

@@ -69,8 +69,7 @@ static hola_status score_piece(struct hl_serve_engine *e, struct hl_serve_stream
     }
     s = hola_session_feed_each(st->session, st->ids + st->read, n, logits);
     for (int64_t i = 0; s == HOLA_OK && i < n && st->read + i + 1 < st->n; i++) {
-        struct hl_event *ev =
-            hl_event_token(e, st, HL_EVENT_PROMPT, st->ids[st->read + i + 1], logits + i * e->vocab);
+        struct hl_event *ev = hl_event_token(e, st, HL_EVENT_PROMPT, st->ids[st->read + i + 1], logits + i * e->vocab);
         if (ev) hl_serve_emit(e, st->r, ev);
         else s = hl_fail(HOLA_ENOMEM, "no memory for a token");
     }

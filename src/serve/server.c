@@ -99,8 +99,8 @@ static double processor_time(void) {
 static void note_round(const struct hl_server *s, double began, double worked, int sockets) {
     const double took = hl_clock() - began, ms = 1e3;
     if (took < SLOW_ROUND) return;
-    fprintf(stderr, "http: %.1f ms for a round, %.1f of them on a processor: %d sockets, %" PRId64 " events\n", ms * took,
-            ms * (processor_time() - worked), sockets, s->round_events);
+    fprintf(stderr, "http: %.1f ms for a round, %.1f of them on a processor: %d sockets, %" PRId64 " events\n",
+            ms * took, ms * (processor_time() - worked), sockets, s->round_events);
 }
 
 void hl_server_run(struct hl_server *s) {

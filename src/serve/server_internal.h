@@ -101,7 +101,7 @@ struct hl_server {
     bool gathering; /* events are being handled: their output is sent together */
     double now;     /* when the present round or its events began */
     int64_t round_events;
-    struct hl_text line; /* a chunk of a stream */
+    struct hl_text line;       /* a chunk of a stream */
     int64_t connections, dead; /* dead: closed ones that are still in the list */
     double next_look;
     struct hl_queue events, ops, prepared, readings; /* readings: to the preparation thread */
