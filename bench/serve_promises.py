@@ -230,12 +230,13 @@ def long_prompt():
         "%s (worst of %d; a gap: %s)" % (ms(worst), len(short), ms(gap)), worst <= max(10 * gap, 1), first_token_s=short, gap_s=gap)
 
 
-def why(text, most=8):
-    """What the server said of its start, and its longest gaps and rounds."""
-    lines = [x for x in text.splitlines() if x.startswith(("engine: ", "http: "))]
-    long = [x for x in lines if " ms " in x and "first uses" not in x]
-    long.sort(key=lambda x: -float(x.split()[1]))
-    return [x for x in lines if x not in long] + long[:most]
+def why(text):
+    """What the server said of its start, of its longest steps and rounds, and of the longest times between two sends."""
+    lines = text.splitlines()
+    out = [x for x in lines if x.startswith("engine: ") and "first uses" in x]
+    for start, has, most in (("engine: ", " between steps", 8), ("http: ", " for a round", 6), ("http: ", " between two sends", 4)):
+        out += sorted((x for x in lines if x.startswith(start) and has in x), key=lambda x: -float(x.split()[1]))[:most]
+    return out
 
 
 def joining():
