@@ -383,6 +383,14 @@ static void held(void **state) {
     hl_serve_nudge(g.e);
     case_wait(&g, NULL);
     asked_free(stops);
+    /* gone between two steps, with a token that was sampled and has no text yet */
+    const int64_t then = atomic_load(&hl_serve_metrics(g.e)->generated_tokens);
+    struct asked *gone = case_submit(&g, case_request(&g, ids, 20, ENDLESS));
+    while (gone->answer[0].n < 20) case_take_all(&g);
+    atomic_store(&gone->r->cancelled, true);
+    case_wait(&g, NULL);
+    assert_int_equal(gone->answer[0].n, atomic_load(&hl_serve_metrics(g.e)->generated_tokens) - then);
+    asked_free(gone);
     free(ids);
     rig_close(&g);
 }
