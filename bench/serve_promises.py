@@ -7,10 +7,11 @@ streams of P1, P2 and P5: `make build/cc/bench/streams`, and in the archive of `
 own, the others share one; P5 comes first that makes many steps, since its server must not have made any before.
 --long, --requests and --connections make it shorter where a machine is slow; the table names the numbers that were used.
 
-A promise that fails, whatever the reason, takes none of the others with it: its row says why, and the next one gets a new
-server. --limit (--quick: 40) ends each after so many seconds. The JSON file is written anew after every promise, and rows
-of others that are in it stay, so that several runs with --only give one file. The table is printed once more at the end.
-Exit status: 0: all kept, 1: a bound is missed, 3: something was not measured. On two cores, with 46m:
+A promise that fails, whatever the reason, takes none of the others with it: its row says why, and the next one gets a
+new server. --limit (--quick: 40) ends each after so many seconds, --total all. The JSON file is written anew after every
+promise, and rows of others that are in it stay, so that several runs with --only give one file. The table is printed
+once more at the end. Exit status: 0: all kept, 1: a bound is missed, 3: something was not measured. On two cores, with
+46m:
 
     P1,P5,P6,P9    2 minutes
     P2,P3,P4,P7    4 minutes (100,000 tokens, read alone and beside others)
@@ -40,10 +41,12 @@ parser.add_argument("--long", type=int, default=100000, help="tokens of the long
 parser.add_argument("--requests", type=int, default=10000)
 parser.add_argument("--connections", type=int, default=5000)
 parser.add_argument("--limit", type=int, default=0, help="seconds for a promise at most")
+parser.add_argument("--total", type=int, default=0, help="seconds for all of them at most")
 parser.add_argument("--quick", action="store_true", help="40 seconds for a promise at most, the shortest ones first")
 parser.add_argument("--json")
 o = parser.parse_args()
 limit = o.limit or (40 if o.quick else 0)
+last = time.monotonic() + o.total if o.total else float("inf")
 os.environ["HOLA"] = os.path.abspath(o.hola)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests"))
 from serve_client import Server, soon  # noqa: E402
@@ -70,7 +73,7 @@ class Late(Exception):
 
 
 def too_late(*_):
-    raise Late("more than %d s" % limit)
+    raise Late("more than %d s" % allowed)
 
 
 def wanted(*names):
@@ -436,8 +439,11 @@ with tempfile.TemporaryDirectory() as work:
         if not wanted(*names):
             continue
         done, began = len(rows), time.monotonic()
+        allowed = min(limit or 1e9, max(0, last - began))
         try:
-            signal.alarm(limit)
+            if allowed < 1:
+                raise Late("no time was left of %d s" % o.total)
+            signal.alarm(int(allowed) if allowed < 1e9 else 0)
             f()
             problem = ""
         except (Exception, SystemExit) as e:
