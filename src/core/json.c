@@ -56,7 +56,7 @@ static char short_escape(char c) {
 /* Leading bytes that are written as they are. */
 static int64_t plain(const char *p, int64_t n) {
     int64_t i = 0;
-    while (i < n && p[i] >= ' ' && p[i] != '"' && p[i] != '\\' && (signed char)p[i] > 0) i++;
+    while (i < n && (signed char)p[i] >= ' ' && p[i] != '"' && p[i] != '\\') i++;
     return i;
 }
 hola_status hl_json_put(struct hl_text *out, const char *data, int64_t len) {

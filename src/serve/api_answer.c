@@ -178,7 +178,7 @@ static struct hl_text *begin_chunk(struct hl_exchange *x) {
     hl_text_put(out, "                  ", LENGTH_MOST);
     return out;
 }
-/* Sends it, and false: there was no memory for it. */
+/* False: there was no memory for it. */
 static bool send_chunk(struct hl_exchange *x) {
     struct hl_text *out = &x->server->line;
     int64_t from = LENGTH_MOST, n = out->n - from;
