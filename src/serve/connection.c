@@ -132,7 +132,7 @@ void hl_connection_flush(struct hl_server *s, struct hl_connection *c) {
             return;
         }
         c->out_at += n;
-        c->taken = s->now;
+        c->taken = hl_clock(); /* not s->now: a round that makes a large answer takes seconds */
     }
     if (c->dead) return;
     struct hl_exchange *x = c->exchange;
@@ -158,7 +158,7 @@ void hl_connection_flush(struct hl_server *s, struct hl_connection *c) {
 void hl_exchange_send(struct hl_exchange *x, const char *data, int64_t n) {
     struct hl_connection *c = x->connection;
     if (!c) return;
-    if (unsent(c) == 0) c->taken = x->server->now;
+    if (unsent(c) == 0) c->taken = hl_clock();
     if (hl_text_put(&c->out, data, n) != HOLA_OK) hl_connection_drop(x->server, c);
     else if (x->streaming && x->server->gathering && unsent(c) < GATHER_MOST) {
         if (!c->waits_flush) c->next_flush = x->server->to_flush, x->server->to_flush = c;
