@@ -129,6 +129,7 @@ tests: $(filter $(BUILD)/%,$(TESTS))
 $(BUILD)/hola-emulated: $(BUILD)/hola
 	@printf '#!/bin/sh\nexec %s %s "$$@"\n' '$(RUNNER)' '$(abspath $<)' >$@ && chmod +x $@
 test: $(if $(filter %/test_python.sh %/test_python_torch.sh,$(TESTS)),$(if $(EMU_TESTS),$(BUILD)/libhola-emu.so))
+test: $(if $(filter %/test_promises.sh,$(TESTS)),$(BUILD)/bench/streams)
 test: $(BUILD)/hola$(if $(RUNNER),-emulated) tests ## build and run all tests
 	@HOLA=$(abspath $(BUILD)/hola$(if $(RUNNER),-emulated)) JOBS=$(JOBS) tests/run.sh $(TESTS)
 test-arm:; @MAKE='$(MAKE)' ONLY='$(ONLY)' tools/test_arm.sh ## cross-compile for 64-bit ARM, some tests under qemu

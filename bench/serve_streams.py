@@ -4,7 +4,9 @@ import os
 import select
 import selectors
 import socket
+import subprocess
 import time
+import traceback
 
 
 class Streams:
@@ -72,6 +74,57 @@ def ms(x):
     return "%.1f ms" % (1000 * x)
 
 
+def beside(hola):
+    """bench_streams.c, built or packed with the program; None: it is not there."""
+    folder = os.path.dirname(os.path.realpath(hola))
+    for name in ("bench_streams", "bench/streams"):
+        if os.access(os.path.join(folder, name), os.X_OK):
+            return os.path.join(folder, name)
+    return None
+
+
+class Clients:
+    """The same by bench_streams.c, a process that does nothing else: tokens come faster than Python counts them, and
+    a pause of the interpreter would look like one of the server."""
+
+    def __init__(self, program, port, bodies, tokens, spin=False):
+        """ready: every one of them has had so many tokens."""
+        self.p = subprocess.Popen([program, str(port), str(tokens)] + ["spin"] * spin, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        body = dict(stream=True, ignore_eos=True, temperature=0, cache_prompt=False)
+        self.p.stdin.write(b"".join(json.dumps(dict(body, **b)).encode() + b"\n" for b in bodies) + b"\n")
+        self.p.stdin.flush()
+
+    def ready(self):
+        line = self.p.stdout.readline()
+        if line != b"ready\n":
+            self.kill()
+            raise ValueError("bench_streams ended: %d" % self.p.wait())
+
+    def result(self, stop=False):
+        """What came, as Streams has it; stop: now, else at the end of all."""
+        if stop:
+            self.p.stdin.close()
+        got = json.loads(self.p.stdout.readline() or b"null")
+        self.kill()
+        if not got or any(x["status"] not in (0, 200) for x in got["streams"]):
+            raise ValueError("bench_streams: %s" % ("no result" if not got else [x["status"] for x in got["streams"]]))
+        self.pauses = got["pauses"]
+        return got["streams"]
+
+    def paused(self, begin, end):
+        """The longest pause of the client itself, in seconds."""
+        return max([0] + [b - a for a, b in self.pauses if b > begin and a < end])
+
+    def kill(self):
+        for pipe in (self.p.stdin, self.p.stdout):
+            try:
+                pipe.close()
+            except OSError:
+                pass
+        self.p.kill()
+        self.p.wait()
+
+
 class Elsewhere:
     """f() in a process of its own."""
 
@@ -83,14 +136,12 @@ class Elsewhere:
                 os.close(there)
                 with os.fdopen(here, "w") as out:
                     json.dump(f(), out)
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(0)
         os.close(here)
         self.pipe = there
-
-    def ended(self):
-        """Whether its result, or a part of it, is there."""
-        return bool(select.select([self.pipe], [], [], 0)[0])
 
     def result(self):
         with os.fdopen(self.pipe) as x:

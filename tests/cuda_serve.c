@@ -64,6 +64,7 @@ static void answers(void **state) {
         worst = fmax(worst, gap), least = fmin(least, wrong);
         asked_free(a[i]);
     }
+    assert_true(atomic_load(&g.e->overlapped) > 0); /* text is made while a step runs */
     print_message("ids are up to %.2g below the likeliest, those of another prompt at least %.2g\n", worst, least);
     free(ids);
     rig_close(&g);

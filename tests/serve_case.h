@@ -22,6 +22,8 @@ struct rig {
     int64_t under_way;
 };
 
+static bool case_overlap; /* as with a device: text is made while the next step runs */
+
 /* NULL: the backend is not here. */
 static inline hola_model *case_model_on(const char *backend) {
     hola_config cfg;
@@ -55,6 +57,7 @@ static inline void rig_open_with(struct rig *g, hola_model *model, const char *d
                                   .session_dtype = HOLA_F32,
                                   .timeout_queue = 300,
                                   .save_after = 10,
+                                  .overlap = case_overlap,
                                   .sampling = hola_sampling_default()};
     rig_start(g);
 }

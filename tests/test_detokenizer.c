@@ -1,7 +1,8 @@
 /* test_detokenizer.c -- text as it comes: joined it is the text of all ids, cut before the first stop string, and
  * nothing comes out that a later id could take back. */
 #include "check.h"
-#include "core/text.h"
+#include "tokenizer/tokenizer.h"
+#include <dirent.h>
 
 static hola_tokenizer *bytes(void) {
     hola_tokenizer *t;
@@ -149,10 +150,58 @@ static void numbers(void **state) {
     hola_detokenizer_free(d);
 }
 
+/* Where the last id's text begins: behind the text of the ids before it, for every kind of tokenizer. Ids that stand at
+ * the front of a text, special ones and single bytes are frequent. */
+static void last_of(const hola_tokenizer *t, const char *name) {
+    struct hl_text text = {0};
+    int64_t begins = 0, differ = 0;
+    for (uint64_t round = 0; round < 2000; round++) {
+        int32_t ids[8];
+        const int64_t n = 1 + (int64_t)(check_mix(round) % 8);
+        for (int64_t i = 0; i < n; i++) {
+            const uint64_t r = check_mix(round * 8 + (uint64_t)i + 1);
+            ids[i] = (int32_t)((r >> 8) % (uint64_t)(r % 3 ? hola_tokenizer_size(t) : 300)) %
+                     (int32_t)hola_tokenizer_size(t);
+        }
+        char *all, *before;
+        int64_t n_all, n_before, last;
+        CHECK_OK(hola_tokenizer_decode(t, ids, n, &all, &n_all));
+        CHECK_OK(hola_tokenizer_decode(t, ids, n - 1, &before, &n_before));
+        CHECK_OK(hl_tokenizer_decode_last(t, ids, n, &text, &last));
+        if (text.n != n_all || (n_all > 0 && memcmp(text.data, all, (size_t)n_all))) fail_msg("%s: another text", name);
+        if (last != n_before)
+            fail_msg("%s: the last of %d ids begins at %d, not %d", name, (int)n, (int)last, (int)n_before);
+        begins += n_before > 0, differ += n_all > n_before;
+        free(all), free(before);
+    }
+    assert_true(begins > 100 && differ > 100);
+    hl_text_free(&text);
+}
+static void last(void **state) {
+    const char *dir = "tests/data/tokenizers";
+    int files = 0;
+    (void)state;
+    hola_tokenizer *t = bytes();
+    last_of(t, "byte");
+    hola_tokenizer_free(t);
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[600];
+        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        if (e->d_name[0] == '.' || hola_tokenizer_load(&t, path) != HOLA_OK) continue;
+        last_of(t, e->d_name);
+        hola_tokenizer_free(t);
+        files++;
+    }
+    closedir(d);
+    assert_true(files > 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stop_strings), cmocka_unit_test(characters),        cmocka_unit_test(joined),
-        cmocka_unit_test(numbers),      cmocka_unit_test(piece_after_takes),
+        cmocka_unit_test(numbers),      cmocka_unit_test(piece_after_takes), cmocka_unit_test(last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * leaves, waits or fails. */
 #define _GNU_SOURCE
 #include "serve_case.h"
-#include "serve/prefix.h"
+#include "serve/engine_internal.h"
 #include <fcntl.h>
 
 /* Prompts of every length up to three pieces: the cut into pieces changes no bit. */
@@ -63,7 +63,41 @@ static void crowd(void **state) {
     }
     const struct hl_serve_metrics *m = hl_serve_metrics(g.e);
     assert_true(atomic_load(&m->step_sessions) > atomic_load(&m->steps)); /* they shared steps */
+    assert_true(case_overlap == (atomic_load(&g.e->overlapped) > 0));
     assert_int_equal(atomic_load(&m->running), 0);
+    free(ids);
+    rig_close(&g);
+}
+
+/* The text is that of the ids, in order and whole, with and without a stop string, of one or several answers. */
+static void texts(void **state) {
+    enum { N = 8, TOKENS = 300 };
+    struct rig g;
+    rig_open(&g, NULL);
+    int32_t *ids = random_ids(200, 256, 9);
+    struct asked *a[N];
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        struct hl_serve_request *r = case_request(&g, ids + i, 20, TOKENS);
+        if (i % 2) case_stop(r, "no such text, but one that is looked for");
+        r->n = 1 + i % 3;
+        a[i] = case_submit(&g, r);
+    }
+    case_wait(&g, NULL);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(a[i]->error, HL_NO_ERROR);
+        for (int k = 0; k < 1 + i % 3; k++) {
+            const struct answer *x = &a[i]->answer[k];
+            char text[TOKENS];
+            int64_t n = 0;
+            assert_int_equal(x->n, TOKENS);
+            for (int j = 0; j < TOKENS; j++)
+                if (x->ids[j] < 256) text[n++] = (char)x->ids[j];
+            assert_int_equal(x->n_text, n);
+            assert_memory_equal(x->text, text, (size_t)n);
+        }
+        asked_free(a[i]);
+    }
     free(ids);
     rig_close(&g);
 }
@@ -334,6 +368,29 @@ static void held(void **state) {
     alone(g.model, ids, 20, 50, 1, want);
     assert_memory_equal(slow->answer[0].ids, want, sizeof want);
     asked_free(slow), asked_free(other);
+    /* held while it writes: no token that was sampled stays behind */
+    const int64_t before = atomic_load(&hl_serve_metrics(g.e)->generated_tokens);
+    struct asked *stops = case_submit(&g, case_request(&g, ids, 20, ENDLESS));
+    while (stops->answer[0].n < 20) case_take_all(&g);
+    atomic_store(&stops->r->held, true);
+    int64_t was = -1, now = 0;
+    for (struct hl_message *m; (m = hl_queue_take(&g.events, 0.05)) || was != now;) {
+        for (struct hl_message *next; m; m = next) next = m->next, case_take(&g, (struct hl_event *)m);
+        was = now, now = atomic_load(&hl_serve_metrics(g.e)->generated_tokens) - before;
+    }
+    assert_int_equal(stops->answer[0].n, now);
+    atomic_store(&stops->r->cancelled, true);
+    hl_serve_nudge(g.e);
+    case_wait(&g, NULL);
+    asked_free(stops);
+    /* gone between two steps, with a token that was sampled and has no text yet */
+    const int64_t then = atomic_load(&hl_serve_metrics(g.e)->generated_tokens);
+    struct asked *gone = case_submit(&g, case_request(&g, ids, 20, ENDLESS));
+    while (gone->answer[0].n < 20) case_take_all(&g);
+    atomic_store(&gone->r->cancelled, true);
+    case_wait(&g, NULL);
+    assert_int_equal(gone->answer[0].n, atomic_load(&hl_serve_metrics(g.e)->generated_tokens) - then);
+    asked_free(gone);
     free(ids);
     rig_close(&g);
 }
@@ -530,17 +587,33 @@ static void stopping(void **state) {
     assert_int_equal(runs->answer[0].finish, HL_FINISH_LENGTH);
     assert_true(runs->answer[0].n > 0 && runs->answer[0].n < ENDLESS);
     asked_free(runs), asked_free(waits), asked_free(late);
+    /* at once: after all tokens that it had sampled */
+    for (int i = 0; i < 20; i++) {
+        rig_stop(&g);
+        rig_start(&g);
+        runs = case_submit(&g, case_request(&g, ids, 30, ENDLESS));
+        while (runs->answer[0].n < 3) case_take_all(&g);
+        hl_serve_stop(g.e, 0);
+        case_wait(&g, NULL);
+        assert_int_equal(runs->answer[0].n, runs->answer[0].predicted_n);
+        asked_free(runs);
+    }
     free(ids);
     rig_close(&g);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(samplings),  cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
-        cmocka_unit_test(choices),    cmocka_unit_test(prefixes),     cmocka_unit_test(budget),
-        cmocka_unit_test(too_many),   cmocka_unit_test(held),         cmocka_unit_test(ends),
-        cmocka_unit_test(not_finite), cmocka_unit_test(joining),      cmocka_unit_test(stopping),
-        cmocka_unit_test(unread),     cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
+        cmocka_unit_test(texts),        cmocka_unit_test(samplings),
+        cmocka_unit_test(lengths),      cmocka_unit_test(crowd),
+        cmocka_unit_test(choices),      cmocka_unit_test(prefixes),
+        cmocka_unit_test(budget),       cmocka_unit_test(too_many),
+        cmocka_unit_test(held),         cmocka_unit_test(ends),
+        cmocka_unit_test(not_finite),   cmocka_unit_test(joining),
+        cmocka_unit_test(stopping),     cmocka_unit_test(unread),
+        cmocka_unit_test(memory_ahead), cmocka_unit_test(token_before_snapshot),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    case_overlap = true;
+    return failed + cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,8 +53,19 @@ static char short_escape(char c) {
     const char *at = c ? strchr(from, c) : NULL;
     return at ? to[at - from] : 0;
 }
+/* Leading bytes that are written as they are. */
+static int64_t plain(const char *p, int64_t n) {
+    int64_t i = 0;
+    while (i < n && (signed char)p[i] >= ' ' && p[i] != '"' && p[i] != '\\') i++;
+    return i;
+}
 hola_status hl_json_put(struct hl_text *out, const char *data, int64_t len) {
     for (int64_t i = 0, k; i < len; i += k ? k : 1) {
+        k = plain(data + i, len - i);
+        if (k > 0) {
+            hl_text_put(out, data + i, k);
+            continue;
+        }
         k = hl_utf8_character((const unsigned char *)data + i, len - i);
         const char escape = k == 1 ? short_escape(data[i]) : 0;
         if (escape) hl_text_put(out, (const char[]){'\\', escape}, 2);

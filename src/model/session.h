@@ -66,9 +66,16 @@ hola_status hl_session_draft_drop(hola_session *y);
 void hl_session_draft_end(hola_session *y); /* frees the mark */
 /* history.c: tokens that may be fed directly to the session before one must go through the history. */
 int64_t hl_history_room(const hola_history *h);
-/* session_step.c: like hola_session_step_sample, each session with its own sampling, whose fields are not checked. */
+/* Host work for which a step has time while a device computes: run(ctx) is called once, or not at all if the step fails
+ * early. The model's lock is held: it must not use the model. */
+struct hl_meanwhile {
+    void (*run)(void *ctx);
+    void *ctx;
+};
+/* session_step.c: like hola_session_step_sample, each session with its own sampling, whose fields are not checked.
+ * meanwhile: NULL: nothing. */
 hola_status hl_step_sample_each(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
-                                int32_t *next);
+                                int32_t *next, const struct hl_meanwhile *meanwhile);
 /* Like hola_session_feed_sample, but non-finite logits are not an error: next is -1. n: 1 to hl_session_draft_rows. */
 hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
                                    int32_t *next);

@@ -65,6 +65,7 @@ struct want {
     bool kept;                /* the sessions already have them */
     int64_t k;                /* 0: none */
     struct hl_candidate *top; /* [sessions][k], on the host */
+    const struct hl_meanwhile *meanwhile;
 };
 
 /* Makes room for the most candidates of these rows in backend memory: a release later would make captured graphs
@@ -153,6 +154,11 @@ static uint64_t key_of(const hola_model *m, const struct hl_rows *rows, uint64_t
     return rows->T == HL_DRAFT_ROWS && rows->n == 2 ? DRAFT | (uint64_t)blocks << 40 | how : 0;
 }
 
+static void do_meanwhile(struct want *w) {
+    if (w->meanwhile) w->meanwhile->run(w->meanwhile->ctx);
+    w->meanwhile = NULL;
+}
+
 /* One row per session, or several rows of one. */
 static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t *ids, struct want *w) {
     const int64_t n = rows->T;
@@ -162,7 +168,10 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
     hola_status s = hl_model_need_panels(m);
     if (s != HOLA_OK) return s;
     const enum hl_decode_way way = steps ? hl_decode_plan(m, rows, &d) : HL_BY_OPS;
-    if (way == HL_BY_ONE_KERNEL && step_one(m, rows, d, ids, w, &s)) return s;
+    if (way == HL_BY_ONE_KERNEL) { /* it waits for the kernel itself */
+        do_meanwhile(w);
+        if (step_one(m, rows, d, ids, w, &s)) return s;
+    }
     s = reserve(m, rows, w);
     if (s != HOLA_OK) return s;
     const bool logits = w->logits || w->k, room = logits && hl_session_logits_room(m) >= n;
@@ -176,6 +185,7 @@ static hola_status step_rows(hola_model *m, struct hl_rows *rows, const int32_t 
         run_rows(m, rows, ids, room, batch ? &d : NULL, w->k);
         if (key && graphs->recorded) graphs->recorded(m->backend, key);
     }
+    do_meanwhile(w);
     if (w->k) fetch_candidates(m, n, w);
     else if (logits) fetch_logits(m, n, room, w);
     return hl_finish(m->backend);
@@ -217,13 +227,17 @@ static hola_status step(hola_session *const *y, int64_t n, const int32_t *ids, s
     return s;
 }
 
-hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
-    struct want w = {.logits = logits, .keep = {y, logits}};
+static hola_status step_logits(hola_session *const *y, int64_t n, const int32_t *ids, float *logits,
+                               const struct hl_meanwhile *meanwhile) {
+    struct want w = {.logits = logits, .keep = {y, logits}, .meanwhile = meanwhile};
     hola_status s = check_step(y, n, ids);
     for (int64_t i = 0; s == HOLA_OK && logits && i < n; i++) s = hl_restore_point_logits(y[i]->model, &y[i]->now);
     if (s == HOLA_OK) s = step(y, n, ids, &w);
     if (s != HOLA_OK || !logits) return s;
     return w.kept ? check_kept(y, n) : hl_session_keep_logits(y, n, logits);
+}
+hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *ids, float *logits) {
+    return step_logits(y, n, ids, logits, NULL);
 }
 
 /* ---- with sampling ---- */
@@ -232,13 +246,14 @@ hola_status hola_session_step(hola_session *const *y, int64_t n, const int32_t *
 struct samplings {
     const hola_sampling *p;
     bool each;
+    const struct hl_meanwhile *meanwhile;
 };
 static const hola_sampling *sampling_of(const struct samplings *a, int64_t i) { return a->p + (a->each ? i : 0); }
 
 /* From only the largest logits. */
 static hola_status step_few(hola_session *const *y, int64_t n, const int32_t *ids, const struct samplings *a, int64_t k,
                             int32_t *next) {
-    struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top)};
+    struct want w = {.k = k, .top = malloc((size_t)(n * k) * sizeof *w.top), .meanwhile = a->meanwhile};
     hola_status s = w.top ? step(y, n, ids, &w) : hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
     int64_t bad = -1;
     for (int64_t i = 0; s == HOLA_OK && i < n; i++) {
@@ -258,7 +273,7 @@ static hola_status step_all(hola_session *const *y, int64_t n, const int32_t *id
                             int32_t *next) {
     float *logits = malloc((size_t)(n * y[0]->model->cfg.vocab_size) * sizeof *logits);
     if (!logits) return hl_fail(HOLA_ENOMEM, "step: %lld sessions", (long long)n);
-    hola_status s = hola_session_step(y, n, ids, logits);
+    hola_status s = step_logits(y, n, ids, logits, a->meanwhile);
     hola_status chosen = s == HOLA_ENUMERIC ? HOLA_OK : s;
     for (int64_t i = 0; chosen == HOLA_OK && i < n; i++) {
         next[i] = -1;
@@ -298,12 +313,12 @@ hola_status hola_session_step_sample(hola_session *const *y, int64_t n, const in
     HL_NEED(next, "next");
     hola_status s = check_step(y, n, ids);
     if (s == HOLA_OK) s = hl_sampling_take(&sampling, given);
-    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){&sampling, false}, next) : s;
+    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){&sampling, false, NULL}, next) : s;
 }
 hola_status hl_step_sample_each(hola_session *const *y, int64_t n, const int32_t *ids, const hola_sampling *p,
-                                int32_t *next) {
+                                int32_t *next, const struct hl_meanwhile *meanwhile) {
     const hola_status s = check_step(y, n, ids);
-    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){p, true}, next) : s;
+    return s == HOLA_OK ? step_sample(y, n, ids, &(struct samplings){p, true, meanwhile}, next) : s;
 }
 
 /* ---- several tokens of one session, sampling after each ---- */
@@ -367,13 +382,13 @@ static hola_status pass_few(hola_session *y, const int32_t *given, int64_t n, co
 }
 
 bool hl_session_samples_few(const hola_model *m, const hola_sampling *p) {
-    return few(m, HL_DRAFT_ROWS, &(struct samplings){p, false}, 1) > 0;
+    return few(m, HL_DRAFT_ROWS, &(struct samplings){p, false, NULL}, 1) > 0;
 }
 
 hola_status hl_session_feed_sample(hola_session *y, const int32_t *ids, int64_t n, const hola_sampling *p,
                                    int32_t *next) {
     const int64_t vocab = y->model->cfg.vocab_size, pos = y->now.at.pos;
-    const int64_t k = few(y->model, n, &(struct samplings){p, false}, 1);
+    const int64_t k = few(y->model, n, &(struct samplings){p, false, NULL}, 1);
     HL_ASSERT(n >= 1 && n <= (k > 0 ? hl_session_draft_rows(y->model) : HL_STEP_ROWS));
     hola_status s = hl_model_check_ids(y->model, ids, n);
     if (s != HOLA_OK || k > 0) return s == HOLA_OK ? pass_few(y, ids, n, p, k, next) : s;

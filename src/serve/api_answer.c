@@ -170,56 +170,71 @@ static void begin_stream(struct hl_exchange *x) {
     hl_text_free(&out);
 }
 
-static void send_raw(struct hl_exchange *x, const char *data, int64_t n) {
-    char size[24];
-    begin_stream(x);
-    x->sent = hl_clock();
-    const int digits = snprintf(size, sizeof size, "%" PRIx64 "\r\n", n);
-    if (!x->old) hl_exchange_send(x, size, digits);
-    hl_exchange_send(x, data, n);
-    if (!x->old) hl_exchange_send(x, "\r\n", 2);
-}
-
-/* The part shared by all events of a stream: up to the choice's index. */
-static const char *head_of(struct hl_exchange *x) {
-    if (x->head) return x->head;
-    json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
-    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
-    json_decref(root);
-    if (!text) return NULL;
-    text[strlen(text) - 1] = 0; /* leave the object open */
-    if (asprintf(&x->head, "data: %s,\"choices\":[{\"index\":", text) < 0) x->head = NULL;
-    free(text);
-    return x->head;
-}
-
-/* A text-only event, identical to what chunk() would produce: with a GPU there are 100,000 per second. */
-static bool send_text(struct hl_exchange *x, int64_t i, const struct hl_text *text) {
+/* A chunk is made in the server's line, behind room for its length. */
+enum { LENGTH_MOST = 18 };
+static struct hl_text *begin_chunk(struct hl_exchange *x) {
     struct hl_text *out = &x->server->line;
-    const char *head = head_of(x);
-    if (!head || x->request->logprobs >= 0 || x->token_ids) return false;
     hl_text_clear(out);
-    hl_text_printf(out, "%s%" PRId64 ",\"finish_reason\":null,\"%s\":%s\"", head, i, x->chat ? "delta" : "text",
-                   x->chat ? "{\"content\":" : "");
-    hl_json_put(out, text->data, text->n);
-    hl_text_printf(out, "\"%s,\"logprobs\":null}]%s}\n\n", x->chat ? "}" : "", x->usage ? ",\"usage\":null" : "");
+    hl_text_put(out, "                  ", LENGTH_MOST);
+    return out;
+}
+/* False: there was no memory for it. */
+static bool send_chunk(struct hl_exchange *x) {
+    struct hl_text *out = &x->server->line;
+    int64_t from = LENGTH_MOST, n = out->n - from;
+    if (!x->old) hl_text_puts(out, "\r\n");
     if (hl_text_status(out) != HOLA_OK) {
         hl_text_free(out);
         return false;
     }
-    send_raw(x, out->data, out->n);
+    if (!x->old) out->data[--from] = '\n', out->data[--from] = '\r';
+    for (; !x->old && n > 0; n /= 16) out->data[--from] = "0123456789abcdef"[n % 16];
+    begin_stream(x);
+    x->sent = x->server->now;
+    hl_exchange_send(x, out->data + from, out->n - from);
     return true;
+}
+static void send_raw(struct hl_exchange *x, const char *data, int64_t n) {
+    hl_text_put(begin_chunk(x), data, n);
+    send_chunk(x);
+}
+
+/* The part shared by all events of a stream: up to the choice's index. */
+static bool make_head(struct hl_exchange *x) {
+    if (x->head) return true;
+    json_t *root = base(x, x->chat ? "chat.completion.chunk" : "text_completion");
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (!text) return false;
+    text[strlen(text) - 1] = 0; /* leave the object open */
+    x->n_head = asprintf(&x->head, "data: %s,\"choices\":[{\"index\":", text);
+    if (x->n_head < 0) x->head = NULL;
+    free(text);
+    return x->head != NULL;
+}
+
+/* A text-only event, identical to what chunk() would produce: with a GPU there are 100,000 per second. */
+static bool send_text(struct hl_exchange *x, int64_t i, const struct hl_text *text) {
+    static const char to_text[] = ",\"finish_reason\":null,\"text\":\"",
+                      to_content[] = ",\"finish_reason\":null,\"delta\":{\"content\":\"";
+    char index[24];
+    if (x->request->logprobs >= 0 || x->token_ids || !make_head(x)) return false;
+    struct hl_text *out = begin_chunk(x);
+    hl_text_put(out, x->head, x->n_head);
+    if (x->choices == 1) hl_text_put(out, "0", 1);
+    else hl_text_put(out, index, snprintf(index, sizeof index, "%" PRId64, i));
+    if (x->chat) hl_text_put(out, to_content, sizeof to_content - 1);
+    else hl_text_put(out, to_text, sizeof to_text - 1);
+    hl_json_put(out, text->data, text->n);
+    hl_text_puts(out, x->chat ? "\"},\"logprobs\":null}]" : "\",\"logprobs\":null}]");
+    hl_text_puts(out, x->usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    return send_chunk(x);
 }
 
 static void send_data(struct hl_exchange *x, json_t *root) {
     char *text = root ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
-    struct hl_text out = {0};
     json_decref(root);
-    if (text) {
-        hl_text_printf(&out, "data: %s\n\n", text);
-        if (hl_text_status(&out) == HOLA_OK) send_raw(x, out.data, out.n);
-    }
-    hl_text_free(&out);
+    if (text) hl_text_printf(begin_chunk(x), "data: %s\n\n", text), send_chunk(x);
     free(text);
 }
 

@@ -15,6 +15,8 @@
 
 enum { READ_SIZE = 16 << 10, GATHER_MOST = 64 << 10, LINGER_BYTES = 64 << 20, REFUSED_MOST = 64, LINGER_SECONDS = 2 };
 
+#define SLOW_SENDS 0.006 /* seconds */
+
 /* ---- one connection ---- */
 
 static int64_t unsent(const struct hl_connection *c) { return c->out.n - c->out_at; }
@@ -111,7 +113,16 @@ static void answered(struct hl_server *s, struct hl_connection *c) {
     if (!c->dead && c->left && !c->exchange && unsent(c) == 0) hl_connection_drop(s, c);
 }
 
+/* For --log debug: some of a stream was sent. */
+static void note_gap(struct hl_exchange *x) {
+    const double now = hl_clock(), gap = now - x->reached;
+    if (x->reached > 0 && gap >= SLOW_SENDS)
+        fprintf(stderr, "http: %.1f ms between two sends of the stream %s\n", 1e3 * gap, x->id);
+    x->reached = now;
+}
+
 void hl_connection_flush(struct hl_server *s, struct hl_connection *c) {
+    if (s->o.log == HL_LOG_DEBUG && unsent(c) > 0 && c->exchange && c->exchange->streaming) note_gap(c->exchange);
     while (!c->dead && unsent(c) > 0) {
         const ssize_t n = send(c->fd, c->out.data + c->out_at, (size_t)unsent(c), MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
@@ -121,7 +132,7 @@ void hl_connection_flush(struct hl_server *s, struct hl_connection *c) {
             return;
         }
         c->out_at += n;
-        c->taken = hl_clock();
+        c->taken = hl_clock(); /* not s->now: a round that makes a large answer takes seconds */
     }
     if (c->dead) return;
     struct hl_exchange *x = c->exchange;

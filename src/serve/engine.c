@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- requests, operations and events ---- */
+/* ---- requests and operations ---- */
 
 void hl_serve_request_free(struct hl_serve_request *r) {
     if (!r) return;
@@ -23,46 +23,11 @@ void hl_serve_request_free(struct hl_serve_request *r) {
     free(r);
 }
 
-/* A reader may be slower than the engine: unread events are bounded, and the reader nudges the engine when it wants
- * more. */
-bool hl_serve_held(struct hl_serve_request *r) {
-    return atomic_load(&r->held) || atomic_load(&r->unread) >= HL_UNREAD_MOST;
-}
-
-void hl_event_free(struct hl_event *e) {
-    if (!e) return;
-    struct hl_serve_request *r = e->message.kind <= HL_EVENT_TOKEN ? e->request : NULL; /* END is still to come */
-    if (r && atomic_fetch_sub(&r->unread, 1) == HL_UNREAD_MOST / 2) hl_queue_nudge(r->inbox);
-    free(e->top), free(e->piece), free(e->text);
-    free(e);
-}
-
 void hl_op_free(struct hl_op *op) {
     if (!op) return;
     json_decref(op->metadata), json_decref(op->json);
     free(op->bytes), free(op->ids), free(op->positions), free(op->spans.span);
     free(op);
-}
-
-void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev) {
-    ev->request = r;
-    if (ev->message.kind <= HL_EVENT_TOKEN) atomic_fetch_add(&r->unread, 1);
-    if (!e->stepping) {
-        hl_queue_put(r->events, &ev->message);
-        return;
-    }
-    if (e->unannounced && e->unannounced != r->events) hl_queue_announce(e->unannounced);
-    e->unannounced = r->events;
-    hl_queue_add(r->events, &ev->message);
-}
-
-/* A step's events are announced together: a reader that wakes for each of them takes a core from the next step. */
-static void step(struct hl_serve_engine *e) {
-    e->stepping = true;
-    hl_serve_step(e);
-    e->stepping = false;
-    if (e->unannounced) hl_queue_announce(e->unannounced);
-    e->unannounced = NULL;
 }
 
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) {
@@ -154,7 +119,9 @@ static void *run(void *ctx) {
     const bool host = e->o.model->backend->host;
     for (double due = -1;;) {
         if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
-        take_messages(e, idle_time(e, due));
+        const double wait = idle_time(e, due);
+        if (wait != 0) hl_serve_pass_on(e);
+        take_messages(e, wait);
         const struct hl_round last = e->round;
         const double start = hl_clock();
         const int64_t before = e->streams;
@@ -162,7 +129,7 @@ static void *run(void *ctx) {
         hl_serve_admit(e);
         const double admitted = hl_clock();
         e->round = (struct hl_round){.admit = admitted - start, .joined = e->streams - before};
-        step(e);
+        hl_serve_step(e);
         const double now = hl_clock(), took = now - admitted;
         e->round.step = took;
         if (e->round.stepped > 0) e->round.ended = now;
@@ -229,6 +196,7 @@ hola_status hl_serve_open(struct hl_serve_engine **out, const struct hl_serve_op
     *out = NULL;
     if (!e) return hl_fail(HOLA_ENOMEM, "engine: no memory");
     e->o = *opt;
+    e->o.overlap |= !opt->model->backend->host;
     e->vocab = hola_model_config(opt->model)->vocab_size;
     /* Never more than were in use at once, which is bounded by admission and cache_mem */
     opt->model->states.most = INT64_MAX;
@@ -293,7 +261,7 @@ void hl_serve_close(struct hl_serve_engine *e) {
     hl_prefix_free(&e->prefixes);
     hl_queue_free(&e->inbox);
     free(e->more), free(e->stream), free(e->who), free(e->batch), free(e->ids), free(e->samplings);
-    free(e->logits);
+    free(e->later), free(e->logits);
     free(e->work), free(e->adjusted);
     free(e);
 }

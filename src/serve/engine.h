@@ -29,6 +29,7 @@ struct hl_serve_opts {
     double save_after;      /* most seconds from the end of a turn until it is on disk */
     double lease;           /* > 0: the folder is shared, and sessions are leased for this many seconds */
     hola_sampling sampling; /* of most requests: what a device prepares for */
+    bool overlap;           /* makes text while the next step runs; always on a device */
     double slow_gap;        /* seconds; > 0: logs the start, and steps that end so much after the one before */
 };
 
@@ -110,7 +111,8 @@ struct hl_top {
     double logprob;
 };
 struct hl_event {
-    struct hl_message message; /* kind: an enum hl_event_kind */
+    struct hl_message message;    /* kind: an enum hl_event_kind */
+    struct hl_event_block *block; /* the memory that it is in, with its texts; NULL: its own */
     struct hl_serve_request *request;
     int64_t choice;
     int32_t id;

@@ -53,6 +53,11 @@ struct hl_serve_stream {
     struct hl_text since_mark;
 };
 
+struct hl_later {
+    struct hl_serve_stream *st;
+    int32_t id;
+};
+
 struct hl_serve_engine {
     struct hl_serve_opts o;
     int64_t vocab;
@@ -82,8 +87,14 @@ struct hl_serve_engine {
     double join_for;                                 /* seconds that sequences may spend joining before the next step */
     int64_t idle_bytes, session_cost, session_bytes; /* session_cost: includes everything kept with the state */
     double next_save_look;
-    bool stepping;                /* events are added to their queue without waking its reader */
-    struct hl_queue *unannounced; /* that queue; NULL: none */
+    /* engine_emit.c: events that are put into their queue together, and their memory */
+    bool gathering, passing; /* passing: the tokens in `later` are being passed on */
+    struct hl_queue *gathered_for;
+    struct hl_message *gathered, *last_gathered;
+    struct hl_event_block *block;
+    struct hl_later *later; /* [room] tokens whose text is still to be made */
+    int64_t n_later;
+    _Atomic int64_t overlapped; /* tokens whose text was made while a step ran */
     bool stopping;
     double deadline;
     atomic_bool ended;
@@ -102,9 +113,7 @@ void hl_serve_admit(struct hl_serve_engine *e); /* admits waiting requests while
 void hl_serve_stream_begin(struct hl_serve_engine *e, struct hl_serve_stream *st);
 /* Removes it from the list and frees it */
 void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st);
-bool hl_serve_held(struct hl_serve_request *r);                             /* its reader is behind: do not step it */
 hola_status hl_serve_make_streams(struct hl_serve_engine *e, int64_t room); /* room for so many sequences */
-void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev);
 void hl_serve_request_fail(struct hl_serve_request *r, enum hl_error error, const char *fmt, ...) HL_PRINTF(3, 4);
 void hl_serve_request_maybe_end(struct hl_serve_engine *e,
                                 struct hl_serve_request *r); /* sends its END event once nothing is left of it */
@@ -126,8 +135,17 @@ void hl_serve_stream_drop(struct hl_serve_engine *e,
                           struct hl_serve_stream *st); /* the client is gone, or its request failed */
 void hl_serve_stream_fail(struct hl_serve_engine *e, struct hl_serve_stream *st, hola_status s);
 void hl_logprobs(const float *logits, int64_t vocab, int32_t id, int n, double *logprob, struct hl_top *top);
-struct hl_event *hl_event_token(struct hl_serve_stream *st, enum hl_event_kind kind, int32_t id, const float *logits,
-                                int64_t vocab);
+
+/* engine_emit.c */
+bool hl_serve_held(struct hl_serve_request *r); /* its reader is behind: do not step it */
+void hl_serve_emit(struct hl_serve_engine *e, struct hl_serve_request *r, struct hl_event *ev);
+void hl_serve_gather(struct hl_serve_engine *e, bool on); /* while on, events wait for each other */
+/* An event of this token; of a sampled one with the text that became final. NULL: no memory. */
+struct hl_event *hl_event_token(struct hl_serve_engine *e, const struct hl_serve_stream *st, enum hl_event_kind kind,
+                                int32_t id, const float *logits);
+/* Its event is made by hl_serve_pass_on, at the latest before any other; false: now. */
+bool hl_serve_later(struct hl_serve_engine *e, struct hl_serve_stream *st, int32_t id);
+void hl_serve_pass_on(struct hl_serve_engine *e);
 
 /* engine_ops.c, engine_sessions.c */
 void hl_serve_run_op(struct hl_serve_engine *e, struct hl_op *op);

@@ -138,7 +138,9 @@ hola_status hl_serve_make_streams(struct hl_serve_engine *e, int64_t room) {
     if (ids) e->ids = ids;
     hola_sampling *samplings = ids ? realloc(e->samplings, (size_t)room * sizeof *samplings) : NULL;
     if (samplings) e->samplings = samplings;
-    float *logits = samplings ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
+    struct hl_later *later = samplings ? realloc(e->later, (size_t)room * sizeof *later) : NULL;
+    if (later) e->later = later;
+    float *logits = later ? realloc(e->logits, (size_t)(room * e->vocab) * sizeof *logits) : NULL;
     if (!logits) return hl_fail(HOLA_ENOMEM, "engine: no memory for %" PRId64 " sequences", room);
     e->logits = logits;
     e->room = room;
@@ -153,6 +155,7 @@ static struct hl_serve_stream *new_stream(struct hl_serve_engine *e) {
 
 void hl_serve_stream_leave(struct hl_serve_engine *e, struct hl_serve_stream *st) {
     int64_t i = 0;
+    hl_serve_pass_on(e);
     while (e->stream[i] != st) i++;
     memmove(e->stream + i, e->stream + i + 1, (size_t)(--e->streams - i) * sizeof(struct hl_serve_stream *));
     if (e->turn > i) e->turn--;

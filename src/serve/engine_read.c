@@ -64,13 +64,12 @@ static hola_status score_piece(struct hl_serve_engine *e, struct hl_serve_stream
     if (!logits) return hl_fail(HOLA_ENOMEM, "no memory for %lld logits", (long long)(n * e->vocab));
     hola_status s = HOLA_OK;
     if (st->read == 0) {
-        struct hl_event *ev = hl_event_token(st, HL_EVENT_PROMPT, st->ids[0], NULL, e->vocab);
+        struct hl_event *ev = hl_event_token(e, st, HL_EVENT_PROMPT, st->ids[0], NULL);
         if (ev) hl_serve_emit(e, st->r, ev);
     }
     s = hola_session_feed_each(st->session, st->ids + st->read, n, logits);
     for (int64_t i = 0; s == HOLA_OK && i < n && st->read + i + 1 < st->n; i++) {
-        struct hl_event *ev =
-            hl_event_token(st, HL_EVENT_PROMPT, st->ids[st->read + i + 1], logits + i * e->vocab, e->vocab);
+        struct hl_event *ev = hl_event_token(e, st, HL_EVENT_PROMPT, st->ids[st->read + i + 1], logits + i * e->vocab);
         if (ev) hl_serve_emit(e, st->r, ev);
         else s = hl_fail(HOLA_ENOMEM, "no memory for a token");
     }
@@ -142,6 +141,7 @@ void hl_serve_read(struct hl_serve_engine *e, double seconds, bool once) {
     for (double now = start;;) {
         struct hl_serve_stream *st = next_reader(e);
         if (!st) return;
+        HL_ASSERT(e->n_later == 0); /* no token waits for a prompt */
         const int64_t most = host ? hl_pace_length(&e->pace, until - now) : hl_pace_power(&e->pace, false, until - now);
         const bool scores = hl_scores(st); /* the logits of every token take longer */
         const int64_t n = piece_of(st, scores ? HL_READ_PIECE : most);

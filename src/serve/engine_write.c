@@ -33,27 +33,6 @@ static char *copy_bytes(const char *p, int64_t n) {
     return copy;
 }
 
-struct hl_event *hl_event_token(struct hl_serve_stream *st, enum hl_event_kind kind, int32_t id, const float *logits,
-                                int64_t vocab) {
-    struct hl_event *ev = calloc(1, sizeof *ev);
-    const int64_t n = st->r->logprobs < vocab ? st->r->logprobs : vocab;
-    if (!ev) return NULL;
-    ev->message.kind = kind;
-    ev->choice = st->choice;
-    ev->id = id;
-    ev->logprob = NAN;
-    if (logits && n >= 0) {
-        ev->top = malloc((size_t)(n + 1) * sizeof *ev->top);
-        ev->n_top = n;
-        if (ev->top) hl_logprobs(logits, vocab, id, (int)n, &ev->logprob, ev->top);
-    }
-    if (logits && n >= 0 && !ev->top) {
-        hl_event_free(ev);
-        return NULL;
-    }
-    return ev;
-}
-
 /* ---- sampling ---- */
 
 static bool is_plain(const struct hl_serve_request *r) {
@@ -122,15 +101,6 @@ static hola_status cut_stop(struct hl_serve_engine *e, struct hl_serve_stream *s
 
 /* ---- a token ---- */
 
-/* Sends an event with the token's bytes and the text that became final. */
-static hola_status add_text(struct hl_serve_stream *st, struct hl_event *ev, bool end) {
-    const char *p = hola_detokenizer_piece(st->text, &ev->n_piece);
-    ev->piece = copy_bytes(p, ev->n_piece);
-    p = hola_detokenizer_take(st->text, end, &ev->n_text);
-    ev->text = copy_bytes(p, ev->n_text);
-    return ev->piece && ev->text ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory for a token");
-}
-
 static bool ends_answer(const struct hl_serve_engine *e, const struct hl_serve_request *r, int32_t id) {
     bool end = id == e->o.eos;
     for (int i = 0; i < r->n_stop_id; i++) end |= id == r->stop_id[i];
@@ -143,9 +113,16 @@ static void snapshot_prompt(struct hl_serve_engine *e, struct hl_serve_stream *s
     st->snapshot_due = false;
 }
 
-static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, int32_t id, const float *logits) {
+/* What follows such a token does not depend on its text. */
+static bool text_may_wait(const struct hl_serve_stream *st, const float *logits) {
+    const struct hl_serve_request *r = st->r;
+    return !logits && !counts(r) && r->n_stop == 0 && !st->snapshot_due && st->written + 1 < r->max_tokens;
+}
+
+static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, int32_t id, const float *logits,
+                       double now) {
     struct hl_serve_request *r = st->r;
-    const double now = hl_clock();
+    struct hl_event *ev = NULL;
     bool stopped = false;
     if (st->written == 0) hl_histogram_add(&e->metrics.first_token, now - st->came);
     else hl_histogram_add(&e->metrics.between_tokens, now - st->last_token);
@@ -154,14 +131,14 @@ static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, in
         hl_serve_stream_end(e, st, HL_FINISH_STOP);
         return;
     }
-    struct hl_event *ev = hl_event_token(st, HL_EVENT_TOKEN, id, logits, e->vocab);
-    hola_status s = ev ? HOLA_OK : hl_fail(HOLA_ENOMEM, "no memory for a token");
+    hola_status s = st->tape ? hl_tape_room(st->tape, 2) : HOLA_OK;
+    const bool later = s == HOLA_OK && text_may_wait(st, logits) && hl_serve_later(e, st, id);
     if (s == HOLA_OK && counts(r)) s = hl_ids_room(&st->out, 1);
     if (s == HOLA_OK && counts(r)) st->out.data[st->out.n++] = id;
-    if (s == HOLA_OK) s = hola_detokenizer_add(st->text, id, &stopped);
-    if (s == HOLA_OK) s = add_text(st, ev, stopped);
-    if (s == HOLA_OK && keeps_text(st) && r->n_stop > 0) s = watch_stop(st, ev, stopped);
-    if (s == HOLA_OK) s = st->tape ? hl_tape_room(st->tape, 2) : HOLA_OK;
+    if (s == HOLA_OK && !later) s = hola_detokenizer_add(st->text, id, &stopped);
+    if (s == HOLA_OK && !later) ev = hl_event_token(e, st, HL_EVENT_TOKEN, id, logits);
+    if (s == HOLA_OK && !later && !ev) s = hl_fail(HOLA_ENOMEM, "no memory for a token");
+    if (s == HOLA_OK && !later && keeps_text(st) && r->n_stop > 0) s = watch_stop(st, ev, stopped);
     if (s != HOLA_OK) {
         hl_event_free(ev);
         hl_serve_stream_fail(e, st, s);
@@ -170,6 +147,7 @@ static void take_token(struct hl_serve_engine *e, struct hl_serve_stream *st, in
     st->written++;
     st->pending = id, st->has_pending = true;
     atomic_fetch_add(&e->metrics.generated_tokens, 1);
+    if (later) return;
     hl_serve_emit(e, r, ev);
     snapshot_prompt(e, st);
     if (stopped && keeps_text(st)) {
@@ -233,13 +211,28 @@ void hl_serve_stream_prompt_read(struct hl_serve_engine *e, struct hl_serve_stre
         }
         s = choose(e, st, &id);
     }
-    if (s == HOLA_OK) take_token(e, st, id, r->logprobs >= 0 ? hola_session_logits(st->session) : NULL);
+    if (s == HOLA_OK) take_token(e, st, id, r->logprobs >= 0 ? hola_session_logits(st->session) : NULL, hl_clock());
     else hl_serve_stream_fail(e, st, s);
 }
 
 /* ---- the step ---- */
 
-void hl_serve_step(struct hl_serve_engine *e) {
+static void pass_on(void *ctx) {
+    struct hl_serve_engine *e = ctx;
+    atomic_fetch_add(&e->overlapped, e->n_later);
+    hl_serve_pass_on(e);
+}
+
+/* Whether the next thing that the engine does is another step. */
+static bool goes_on(struct hl_serve_engine *e) {
+    const bool joins = e->waiting && e->streams < e->o.parallel;
+    bool on = e->streams > 0 && !joins && !e->stopping && hl_queue_empty(&e->inbox);
+    for (int64_t i = 0; on && i < e->streams; i++) on = e->stream[i]->stage >= HL_STAGE_WRITING;
+    return on;
+}
+
+static void step(struct hl_serve_engine *e) {
+    const struct hl_meanwhile meanwhile = {pass_on, e};
     int64_t n = 0;
     bool all_logits = false;
     for (int64_t i = 0; i < e->streams; i++) {
@@ -258,7 +251,9 @@ void hl_serve_step(struct hl_serve_engine *e) {
     memcpy(fed, e->ids, (size_t)n * sizeof *fed);
     const int64_t replayed = e->o.model->steps_replayed;
     hola_status s = all_logits ? hola_session_step(e->batch, n, e->ids, e->logits)
-                               : hl_step_sample_each(e->batch, n, e->ids, e->samplings, e->ids);
+                               : hl_step_sample_each(e->batch, n, e->ids, e->samplings, e->ids, &meanwhile);
+    hl_serve_pass_on(e); /* if the step failed early or took all logits, it has not been called */
+    const double now = hl_clock();
     e->round.stepped = n, e->round.replayed = e->o.model->steps_replayed - replayed;
     atomic_fetch_add(&e->metrics.steps, 1);
     atomic_fetch_add(&e->metrics.step_sessions, n);
@@ -274,10 +269,16 @@ void hl_serve_step(struct hl_serve_engine *e) {
             continue;
         }
         if (one == HOLA_OK && all_logits) one = choose(e, st, &id);
-        if (one == HOLA_OK) take_token(e, st, id, st->r->logprobs >= 0 ? hola_session_logits(st->session) : NULL);
+        if (one == HOLA_OK) take_token(e, st, id, st->r->logprobs >= 0 ? hola_session_logits(st->session) : NULL, now);
         else hl_serve_stream_fail(e, st, one);
     }
     free(fed);
+}
+void hl_serve_step(struct hl_serve_engine *e) {
+    hl_serve_gather(e, true);
+    step(e);
+    if (!goes_on(e)) hl_serve_pass_on(e);
+    hl_serve_gather(e, false);
 }
 
 /* ---- the end ---- */

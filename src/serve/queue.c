@@ -28,31 +28,16 @@ static void wake(struct hl_queue *q) {
     if (q->wake >= 0) (void)!write(q->wake, &one, sizeof one);
 }
 
-static void append(struct hl_queue *q, struct hl_message *m) {
-    m->next = NULL;
-    *q->last = m;
-    q->last = &m->next;
-}
-
-void hl_queue_put(struct hl_queue *q, struct hl_message *m) {
+void hl_queue_put_list(struct hl_queue *q, struct hl_message *first, struct hl_message *last) {
     pthread_mutex_lock(&q->lock);
     const bool empty = !q->first;
-    append(q, m);
+    last->next = NULL;
+    *q->last = first;
+    q->last = &last->next;
     if (empty) wake(q);
     pthread_mutex_unlock(&q->lock);
 }
-
-void hl_queue_add(struct hl_queue *q, struct hl_message *m) {
-    pthread_mutex_lock(&q->lock);
-    append(q, m);
-    pthread_mutex_unlock(&q->lock);
-}
-
-void hl_queue_announce(struct hl_queue *q) {
-    pthread_mutex_lock(&q->lock);
-    if (q->first) wake(q);
-    pthread_mutex_unlock(&q->lock);
-}
+void hl_queue_put(struct hl_queue *q, struct hl_message *m) { hl_queue_put_list(q, m, m); }
 
 void hl_queue_nudge(struct hl_queue *q) {
     pthread_mutex_lock(&q->lock);

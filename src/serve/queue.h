@@ -19,9 +19,8 @@ struct hl_queue {
 void hl_queue_init(struct hl_queue *q, int wake);
 void hl_queue_free(struct hl_queue *q); /* take the messages out first; they are not freed */
 void hl_queue_put(struct hl_queue *q, struct hl_message *m);
-/* Several messages for one waking of the reader: added, and then announced. */
-void hl_queue_add(struct hl_queue *q, struct hl_message *m);
-void hl_queue_announce(struct hl_queue *q);
+/* A linked list of messages, for one waking of the reader. */
+void hl_queue_put_list(struct hl_queue *q, struct hl_message *first, struct hl_message *last);
 void hl_queue_nudge(struct hl_queue *q);
 bool hl_queue_empty(struct hl_queue *q);
 /* All messages, oldest first; NULL: none. Waits up to `seconds` for one; negative: forever. */

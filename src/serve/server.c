@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define SLOW_ROUND 0.003              /* seconds */
 static char listener_mark, wake_mark; /* epoll data values of those two */
 
 /* ---- the preparation thread ---- */
@@ -44,6 +46,7 @@ static void *read_long(void *ctx) {
 static void take_news(struct hl_server *s) {
     uint64_t n;
     (void)!read(s->wake, &n, sizeof n);
+    s->now = hl_clock();
     struct hl_message *m = hl_queue_take(&s->prepared, 0), *next;
     for (; m; m = next) {
         next = m->next;
@@ -53,6 +56,7 @@ static void take_news(struct hl_server *s) {
     for (m = hl_queue_take(&s->events, 0); m; m = next) {
         struct hl_event *ev = (struct hl_event *)m;
         next = m->next;
+        s->round_events++;
         hl_answer_event(ev->request->owner, ev);
         hl_event_free(ev);
     }
@@ -86,7 +90,21 @@ static void note_signals(struct hl_server *s) {
     hl_connections_turn_down(s);
 }
 
+/* For --log debug: why tokens may have waited here. */
+static double processor_time(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static void note_round(const struct hl_server *s, double began, double worked, int sockets) {
+    const double took = hl_clock() - began, ms = 1e3;
+    if (took < SLOW_ROUND) return;
+    fprintf(stderr, "http: %.1f ms for a round, %.1f of them on a processor: %d sockets, %" PRId64 " events\n",
+            ms * took, ms * (processor_time() - worked), sockets, s->round_events);
+}
+
 void hl_server_run(struct hl_server *s) {
+    const bool notes = s->o.log == HL_LOG_DEBUG;
     struct epoll_event ev[256];
     const double long_ago = 0;
     double give_up = long_ago;
@@ -98,6 +116,8 @@ void hl_server_run(struct hl_server *s) {
                                  wait < 0 && wait != -1 ? 0
                                  : wait < 0             ? -1
                                                         : (int)(1000 * wait) + 1);
+        const double began = s->now = hl_clock(), worked = notes ? processor_time() : 0;
+        s->round_events = 0;
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr == &listener_mark) hl_connections_accept(s);
             else if (ev[i].data.ptr != &wake_mark) hl_connection_event(s, ev[i].data.ptr, ev[i].events);
@@ -115,6 +135,7 @@ void hl_server_run(struct hl_server *s) {
             s->accepting = epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->listener, &again) == 0;
         }
         hl_connections_free_dead(s);
+        if (notes) note_round(s, began, worked, n);
     }
     for (struct hl_connection *c = s->first; c; c = c->next) hl_connection_drop(s, c); /* idle connections */
     hl_connections_free_dead(s);

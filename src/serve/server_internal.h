@@ -65,6 +65,7 @@ struct hl_exchange {
     const char *origin;              /* one allowed by --cors; NULL: none */
     bool head_only, keep_alive, old; /* old: HTTP/1.0 */
     double began, sent;              /* sent: time of a stream's last output */
+    double reached;                  /* when some of it was last given to the socket; for --log debug */
     int64_t read, cached, written;   /* tokens */
     struct hl_problem problem;
     json_t *answer; /* of an immediate answer; NULL: later, or a problem */
@@ -77,6 +78,7 @@ struct hl_exchange {
     char name[40];     /* cmpl-... */
     const char *model; /* its name in the request */
     char *head;        /* the start of each event of its stream; NULL: none sent yet */
+    int n_head;
     int64_t created;
     double queue_s, prompt_s, predicted_s;
     /* an operation: */
@@ -97,7 +99,9 @@ struct hl_server {
     int seen_signals;
     struct hl_connection *first, *to_flush;
     bool gathering; /* events are being handled: their output is sent together */
-    struct hl_text line;
+    double now;     /* when the present round or its events began */
+    int64_t round_events;
+    struct hl_text line;       /* a chunk of a stream */
     int64_t connections, dead; /* dead: closed ones that are still in the list */
     double next_look;
     struct hl_queue events, ops, prepared, readings; /* readings: to the preparation thread */

@@ -1,5 +1,5 @@
 /* detokenizer.c -- streaming ids to bytes: pieces in context, stop strings, whole characters. */
-#include "core/text.h"
+#include "tokenizer/tokenizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +10,10 @@ struct hola_detokenizer {
     const hola_tokenizer *t;
     int32_t before[BEFORE]; /* the last ids: what a piece decodes to may depend on them */
     int n_before;
-    struct hl_text text; /* text not taken before the last id, plus its bytes */
-    int64_t taken;       /* bytes of it taken since */
-    int64_t piece;       /* offset of the last id's bytes */
+    struct hl_text window; /* their text, with the next id's */
+    struct hl_text text;   /* text not taken before the last id, plus its bytes */
+    int64_t taken;         /* bytes of it taken since */
+    int64_t piece;         /* offset of the last id's bytes */
     int64_t piece_len;
     bool stopped, any;
     int64_t n_stop, longest;
@@ -57,7 +58,7 @@ void hola_detokenizer_free(hola_detokenizer *d) {
     if (!d) return;
     for (int64_t i = 0; d->stop && i < d->n_stop; i++) free(d->stop[i].text);
     free(d->stop);
-    hl_text_free(&d->text);
+    hl_text_free(&d->text), hl_text_free(&d->window);
     free(d);
 }
 
@@ -83,14 +84,11 @@ static void look_for_stop(hola_detokenizer *d, int64_t from) {
 
 /* The text that the id adds after the previous ones: some pieces lose a space only at the very start. */
 static hola_status add_piece(hola_detokenizer *d, int32_t id) {
-    char *old = NULL, *all = NULL;
-    int64_t n_old = 0, n_all = 0;
+    int64_t last;
     if (id >= hola_tokenizer_size(d->t)) return HOLA_OK; /* the model's vocabulary may be larger: no text */
     d->before[d->n_before] = id;
-    hola_status s = hola_tokenizer_decode(d->t, d->before, d->n_before, &old, &n_old);
-    if (s == HOLA_OK) s = hola_tokenizer_decode(d->t, d->before, d->n_before + 1, &all, &n_all);
-    if (s == HOLA_OK && n_all > n_old) s = hl_text_put(&d->text, all + n_old, n_all - n_old);
-    free(old), free(all);
+    hola_status s = hl_tokenizer_decode_last(d->t, d->before, d->n_before + 1, &d->window, &last);
+    if (s == HOLA_OK && d->window.n > last) s = hl_text_put(&d->text, d->window.data + last, d->window.n - last);
     if (s == HOLA_OK && ++d->n_before == BEFORE) {
         memmove(d->before, d->before + 1, (BEFORE - 1) * sizeof *d->before);
         d->n_before--;

@@ -146,9 +146,11 @@ static void put_spm(const hola_tokenizer *t, const struct hl_token_piece *p, boo
     *seen = *at_front && strips && meta && !t->squeeze;
 }
 
-static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, int64_t n, struct hl_text *out) {
+static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, int64_t n, struct hl_text *out,
+                                 int64_t *last) {
     bool at_front = true, seen = false, first = true;
     for (int64_t i = 0; i < n; i++) {
+        *last = out->n;
         const struct hl_token_piece *p = ids[i] >= 0 && ids[i] < t->size ? &t->bpe.piece[ids[i]] : NULL;
         hola_status s;
         if (!p)
@@ -167,13 +169,16 @@ static hola_status decode_pieces(const hola_tokenizer *t, const int32_t *ids, in
         } else put_spaced(out, p->text, p->len, t->decoder == HL_DECODE_METASPACE && first ? INT64_MAX : 0);
         first = false;
     }
-    if (t->decoder == HL_DECODE_STRIP && out->n > 0 && out->data[0] == ' ')
+    if (t->decoder == HL_DECODE_STRIP && out->n > 0 && out->data[0] == ' ') {
         memmove(out->data, out->data + 1, (size_t)--out->n);
+        if (*last > 0) --*last;
+    }
     return HOLA_OK;
 }
 
-static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *out) {
+static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *out, int64_t *last) {
     for (int64_t i = 0; i < n; i++) {
+        *last = out->n;
         hola_status s = hl_text_room(out, 1);
         if (s != HOLA_OK) return s;
         if (ids[i] < 0 || ids[i] >= BYTE_SIZE)
@@ -183,15 +188,21 @@ static hola_status decode_bytes(const int32_t *ids, int64_t n, struct hl_text *o
     return HOLA_OK;
 }
 
+hola_status hl_tokenizer_decode_last(const hola_tokenizer *t, const int32_t *ids, int64_t n, struct hl_text *out,
+                                     int64_t *last) {
+    out->n = *last = 0;
+    return t->plain_bytes ? decode_bytes(ids, n, out, last) : decode_pieces(t, ids, n, out, last);
+}
 hola_status hola_tokenizer_decode(const hola_tokenizer *t, const int32_t *ids, int64_t n, char **text, int64_t *len) {
     struct hl_text out = {0};
+    int64_t last;
     hola_status s;
     HL_NEED(text, "text");
     HL_NEED(len, "len");
     *text = NULL, *len = 0;
     HL_NEED(t, "the tokenizer");
     if (n < 0 || (n > 0 && !ids)) return hl_fail(HOLA_EINVAL, "tokenizer: no ids");
-    s = t->plain_bytes ? decode_bytes(ids, n, &out) : decode_pieces(t, ids, n, &out);
+    s = hl_tokenizer_decode_last(t, ids, n, &out, &last);
     if (s == HOLA_OK) s = hl_text_room(&out, 1);
     if (s != HOLA_OK) {
         free(out.data);

@@ -76,6 +76,10 @@ struct hola_tokenizer {
     bool plain_bytes;   /* the tokenizer "byte" */
 };
 
+/* The text of n ids into *out, and where in it the text of the last one begins. */
+hola_status hl_tokenizer_decode_last(const hola_tokenizer *t, const int32_t *ids, int64_t n, struct hl_text *out,
+                                     int64_t *last);
+
 /* Fill the zeroed *t from a file's contents; path is for messages. On failure the caller frees t. */
 hola_status hl_spm_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
 hola_status hl_tokenizer_json_read(hola_tokenizer *t, const char *data, int64_t size, const char *path);
