@@ -35,9 +35,9 @@ def key() -> dict[str, str]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
-    from triton.runtime import cache
+    from triton.runtime import build, cache
 
-    return {"version": triton.__version__, "triton": cache.triton_key(),
+    return {"version": triton.__version__, "triton": cache.triton_key(), "platform": build.platform_key(),
             "backend": make_backend(GPUTarget("cuda", 90, 32)).hash()}
 
 
@@ -52,11 +52,12 @@ def take_key() -> str:
     if packed["version"] != here["version"]:
         return f"the cache is of Triton {packed['version']}, and this is {here['version']}: all is compiled anew"
     from triton.backends.nvidia.compiler import CUDABackend
-    from triton.runtime import autotuner, cache
+    from triton.runtime import autotuner, build, cache
 
     cache.triton_key = autotuner.triton_key = lambda: packed["triton"]
+    build.platform_key = lambda: packed["platform"]
     CUDABackend.hash = lambda self: packed["backend"]
-    return "the cache is of another build of the same Triton, and is used all the same"
+    return f"the cache is another build's ({', '.join(x for x in here if here[x] != packed[x])}), and is used all the same"
 
 
 def pack(source: pathlib.Path, out: pathlib.Path) -> int:

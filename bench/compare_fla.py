@@ -172,6 +172,8 @@ def worker(a: Any) -> int:
             row["versions"] = {**common.versions(), "tune_ms": a.tune_ms, "triton_cache": dict(counts),
                                "lifted": bool(lifted)}
             print("ROW " + json.dumps([i, row]), flush=True)
+        if counts.get("compiled"):
+            print(f"Triton compiled {counts['compiled']} kernels and found {counts['found']}", flush=True)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()

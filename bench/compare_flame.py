@@ -79,7 +79,7 @@ def follow(process: common.Process, limit: float, memory: Memory, note: Any, tim
         try:
             line = process.line(until - time.monotonic())
         except queue.Empty:
-            result["ended" if result else "failed"] = f"took more than {limit:.3g} s"
+            result["ended" if result else "failed"] = f"took more than {limit:.1f} s"
             break
         if line is None:
             if process.process.wait() != 0 or not result:

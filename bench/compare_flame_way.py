@@ -165,17 +165,17 @@ def phase_with_program(a: Any, out: pathlib.Path, batch: int, seq_len: int, step
                str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len),
                "--eval-every", never, "--eval-tokens", str(seq_len), "--save-every", never, "--lr", str(LR),
                "--backend", "cuda" if a.size == "340m" else "cpu", "--json"]
-    why, start = "", time.perf_counter()
-    try:
-        got = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-        if got.returncode != 0:
-            why = (got.stderr.strip() or f"hola train ended with status {got.returncode}").splitlines()[-1]
-    except subprocess.TimeoutExpired:
-        pass  # the steps that it has made
-    metrics = out / "run" / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
-    if why or not lines:
-        raise RuntimeError(why or f"hola train made no step in {seconds:g} s")
+    metrics, start, lines = out / "run" / "metrics.jsonl", time.perf_counter(), []
+    with open(out / "said", "w") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        while len(lines) < steps and process.poll() is None and time.perf_counter() < start + seconds:
+            time.sleep(0.05)
+            if metrics.is_file():  # whole lines; the end of the run, which writes a checkpoint, is not waited for
+                lines = [json.loads(line) for line in metrics.read_text().splitlines(True) if line.endswith("\n")]
+        process.kill()
+    if process.wait() not in (0, -9) or not lines:
+        told = (out / "said").read_text().strip().splitlines() or [f"hola train made no step in {seconds:g} s"]
+        raise RuntimeError(told[-1])
     return {"losses": [x["loss"] for x in lines], "tokens_per_s": [x["tok_per_s"] for x in lines],
             "allocated_gb": None, "seconds": time.perf_counter() - start}
 

@@ -7,8 +7,9 @@ hold no numbers, and go into the cache under the keys that they have on an H200 
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable
 
 SHARED, PROCESSORS = 232_448, 132  # bytes of shared memory that a block may have; multiprocessors
 
@@ -19,15 +20,15 @@ def properties(_: Any = 0) -> dict[str, int]:
             "sm_clock_rate": 1_980_000, "mem_clock_rate": 3_201_000, "mem_bus_width": 6144}
 
 
-def launcher(src: Any, metadata: Any) -> None:
-    """Compiles a kernel's launcher where there is a libcuda.so.1 to link (TRITON_LIBCUDA_PATH); it goes into the cache
-    before it is loaded, which fails without a driver."""
+def c_code(make: Callable[[], Any]) -> None:
+    """Compiles C code of Triton's, where there is a libcuda.so.1 to link (TRITON_LIBCUDA_PATH, a folder). It goes into the
+    cache before it is loaded, which fails without a driver."""
     from triton import knobs
-    from triton.backends.nvidia.driver import CudaLauncher
 
     if knobs.nvidia.libcuda_path:
+        logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)  # "could not be loaded"
         try:
-            CudaLauncher(src, metadata)
+            make()
         except ImportError:
             pass
 
@@ -36,14 +37,16 @@ def pretend() -> None:
     """From here on this process has an H200, as far as it only compiles for it. Before fla is imported."""
     import torch
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.driver import ty_to_cpp
+    from triton.backends.nvidia.driver import CudaLauncher, CudaUtils, ty_to_cpp
     from triton.runtime.driver import driver
 
     driver.set_active(SimpleNamespace(
         get_current_device=lambda: 0, get_current_stream=lambda device: 0, map_python_to_cpp_type=ty_to_cpp,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32), launcher_cls=launcher,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        launcher_cls=lambda src, metadata: c_code(lambda: CudaLauncher(src, metadata)),
         utils=SimpleNamespace(get_device_properties=properties),
         get_device_capability=lambda device=0: (9, 0)))
+    c_code(CudaUtils)
     cuda: Any = torch.cuda
     cuda.device_count, cuda.current_device = (lambda: 1), (lambda: 0)
     cuda.get_device_name = lambda device=None: "NVIDIA H200"

@@ -1,14 +1,11 @@
 """A plugin of pytest that runs fla's own tests on hola's functions (docs/python_torch.md has the command).
 
-PART=2/8      the second eighth of the tests, for several processes at once
-FLA_ON=cpu    fla's tests on the CPU, as far as they go there
-
-Kernels of fla that are left in the models are not tuned: each takes the first of its candidates that runs.
+FLA_ON=cpu: on the CPU, as far as they go there. Kernels of fla that are left in the models are not tuned: each takes the
+first of its candidates that runs.
 """
 
 import os
 
-import pytest
 import torch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
@@ -37,11 +34,3 @@ PLACES = hola.torch.patch_fla()
 
 def pytest_report_header():
     return f"fla {fla.__version__}: {len(PLACES)} places are hola's; {hola.torch.__file__}"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    part, _, parts = os.environ.get("PART", "1/1").partition("/")
-    mine = items[int(part) - 1::int(parts)]
-    config.hook.pytest_deselected(items=[x for x in items if x not in mine])
-    items[:] = mine
