@@ -63,7 +63,7 @@ def take_key() -> str:
 def pack(source: pathlib.Path, out: pathlib.Path) -> int:
     """-> how many kernels. Kernels of one name follow each other: they have much in common."""
     files = [x for x in source.glob("*/*") if x.suffix in KEPT and not x.name.startswith(GROUP)]
-    with tarfile.open(out, "w:xz", preset=9) as tar:
+    with tarfile.open(out, "w:xz", preset=6) as tar:
         one = tarfile.TarInfo("KEY.json")
         text = json.dumps(key()).encode()
         one.size = len(text)

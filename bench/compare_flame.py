@@ -14,8 +14,9 @@ computation. It trains --steps steps of --batch rows, for tokens/s (the median o
 weights, --loss-steps steps of --loss-batch rows for their losses, in the ways of --loss-ways. While these run, the next
 way's process imports and makes its model on the CPU, and then waits.
 
-A way that fails is a line with its reason, and the others go on. A phase begins no other step after --seconds and
---loss-seconds; a way is ended after --limit, and all after --budget; the steps that were made count, and are in --json.
+A way that fails is a line with its reason, and the others go on. A phase begins no other step --seconds or
+--loss-seconds after its first, which may compile and tune; a way is ended after --limit, and all after --budget; the
+steps that were made count, and are in --json.
 
     bench/compare_flame.py --fla /path/to/folder/of/fla --data data --json flame.json
 
@@ -86,9 +87,12 @@ def follow(process: common.Process, limit: float, memory: Memory, note: Any, tim
                 result["ended" if result else "failed"] = f"ended with status {process.process.returncode}"
             break
         try:
-            result = json.loads(line)
+            said = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(said, dict):
+            continue
+        result = said
         if result.get("timed", {}).get("done") and not memory.done.is_set():
             memory.done.set()
             timed()
@@ -185,7 +189,7 @@ def arguments() -> Any:
     number("loss-seq-len", 1024, "tokens of such a row")
     parser.add_argument("--loss-ways", nargs="*", choices=WAYS, default=[x for x in WAYS if x != "hola-compiled"],
                         help="which have these steps, too; hola-compiled would compile for another shape")
-    number("seconds", 600.0, "a way begins no other timed step after so many")
+    number("seconds", 600.0, "a way begins no other timed step so many after the first")
     number("loss-seconds", 600.0, "and no other of the steps for losses")
     number("limit", 1800.0, "the most that one way may take")
     number("budget", 7200.0, "all ends after so long")

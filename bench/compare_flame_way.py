@@ -29,7 +29,7 @@ LR, MIN_LR, DECAY, BETAS, CLIP = 4e-4, 0.1, 0.01, (0.9, 0.95), 1.0
 
 
 def phases(a: Any) -> dict[str, dict[str, Any]]:
-    """name: rows of a step, tokens of a row, steps, and the seconds after which none begins."""
+    """name: rows of a step, tokens of a row, steps, and the seconds after the first step after which none begins."""
     found = {"timed": dict(batch=a.batch, seq_len=a.seq_len, steps=a.steps, seconds=a.seconds)}
     if a.way in a.loss_ways:
         found["losses"] = dict(batch=a.loss_batch, seq_len=a.loss_seq_len, steps=a.loss_steps, seconds=a.loss_seconds)
@@ -123,10 +123,12 @@ class Trainer:
         torch.manual_seed(0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY, fused=cuda)
         order = numpy.random.default_rng(0).permutation(len(rows))
-        losses, speed, begin = [], [], time.perf_counter()
+        losses, speed, begin, first = [], [], time.perf_counter(), 0.0
         for step in range(steps):
             start = time.perf_counter()
-            if step > 0 and start - begin > seconds:
+            if step == 1:
+                first = start
+            if step > 0 and start - first > seconds:
                 break
             ids = torch.from_numpy(rows[[order[(step * batch + i) % len(order)] for i in range(batch)]]).to(self.device)
             with torch.autocast(self.device, torch.bfloat16):
