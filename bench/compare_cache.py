@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Takes Triton's cache from the machine that compiled to the one that measures.
 
-    bench/compare_cache.py pack FILE.tar.xz      what a run needs of TRITON_CACHE_DIR: binaries, their descriptions,
-                                                 launchers and tuned choices; not the texts of each stage
+    bench/compare_cache.py pack FILE.tar.xz      what a run needs of TRITON_CACHE_DIR: binaries, their descriptions and
+                                                 launchers; not the texts of each stage, nor what was tuned here
     bench/compare_cache.py unpack FILE.tar.xz    into TRITON_CACHE_DIR, which may be another folder
 
 A kernel's key in the cache is a hash of Triton's own files, too. KEY.json holds that hash; where the same version of
@@ -20,7 +20,8 @@ import tarfile
 import time
 from typing import Optional
 
-KEPT = (".cubin", ".json", ".so")  # of the compiler's stages; .autotune.json holds the times of candidates
+KEPT = (".cubin", ".json", ".so")
+TUNED = ".autotune.json"  # times of candidates, which are a device's
 GROUP = "__grp__"  # names the files of a kernel by their absolute paths: written anew where they are unpacked
 
 
@@ -57,12 +58,14 @@ def take_key() -> str:
     cache.triton_key = autotuner.triton_key = lambda: packed["triton"]
     build.platform_key = lambda: packed["platform"]
     CUDABackend.hash = lambda self: packed["backend"]
-    return f"the cache is another build's ({', '.join(x for x in here if here[x] != packed[x])}), and is used all the same"
+    other = ", ".join(x for x in here if here[x] != packed[x])
+    return f"the cache is another build's ({other}), and is used all the same"
 
 
 def pack(source: pathlib.Path, out: pathlib.Path) -> int:
     """-> how many kernels. Kernels of one name follow each other: they have much in common."""
-    files = [x for x in source.glob("*/*") if x.suffix in KEPT and not x.name.startswith(GROUP)]
+    files = [x for x in source.glob("*/*")
+             if x.suffix in KEPT and not x.name.startswith(GROUP) and not x.name.endswith(TUNED)]
     with tarfile.open(out, "w:xz", preset=6) as tar:
         one = tarfile.TarInfo("KEY.json")
         text = json.dumps(key()).encode()
@@ -91,7 +94,7 @@ def unpack(archive: pathlib.Path, to: pathlib.Path) -> int:
             assert content is not None
             path.write_bytes(content.read())
             path.chmod(one.mode)
-            if len(parts) == 2 and path.suffix in (".cubin", ".json") and not path.name.endswith(".autotune.json"):
+            if len(parts) == 2 and path.suffix in (".cubin", ".json"):
                 kernels.setdefault(path.parent, {})[path.name] = str(path)
     for where, group in kernels.items():
         name = next(x for x in group if x.endswith(".json"))
@@ -106,7 +109,8 @@ def main(argv: Optional[list[str]] = None) -> int:
     a = parser.parse_args(argv)
     start = time.monotonic()
     n = (pack if a.what == "pack" else lambda to, file: unpack(file, to))(folder(), a.file)
-    print(f"{a.what}ed {n} kernels, {a.file.stat().st_size / 1e6:.1f} MB, in {time.monotonic() - start:.1f} s: {folder()}")
+    size, seconds = a.file.stat().st_size / 1e6, time.monotonic() - start
+    print(f"{a.what}ed {n} kernels, {size:.1f} MB, in {seconds:.1f} s: {folder()}")
     return 0
 
 

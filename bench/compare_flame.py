@@ -152,9 +152,11 @@ def report(results: dict[str, dict[str, Any]], warm: int) -> str:
         ratio = speed[way] / speed["fla"] if way in speed and "fla" in speed else None
         notes = [r[x] for x in ("failed", "ended") if x in r]
         notes += [f"{len(timed['losses'])} steps timed"] if timed and len(timed["losses"]) <= warm + 2 else []
-        notes += [f"Triton compiled {timed['triton']['compiled']} kernels"] if timed.get("triton", {}).get("compiled") else []
-        rows.append([way, speed.get(way), ratio, r.get("device_gb"), timed.get("allocated_gb"), small[0] if small else None,
-                     statistics.mean(small[-20:]) if small else None, len(small) or None, "; ".join(notes)])
+        compiled = timed.get("triton", {}).get("compiled")
+        notes += [f"Triton compiled {compiled} kernels"] if compiled else []
+        rows.append([way, speed.get(way), ratio, r.get("device_gb"), timed.get("allocated_gb"),
+                     small[0] if small else None, statistics.mean(small[-20:]) if small else None, len(small) or None,
+                     "; ".join(notes)])
     columns = ["way", "tokens/s", "of fla's", "device memory, GB", "torch's, GB", "first loss", "last 20 losses",
                "of steps", ""]
     return common.table(columns, rows)
@@ -193,11 +195,13 @@ def arguments() -> Any:
     number("loss-seconds", 600.0, "and no other of the steps for losses")
     number("limit", 1800.0, "the most that one way may take")
     number("budget", 7200.0, "all ends after so long")
-    parser.add_argument("--compile-layers", action="store_true", help="torch.compile layer by layer: once for all layers")
+    parser.add_argument("--compile-layers", action="store_true",
+                        help="torch.compile layer by layer: once for all layers")
     parser.add_argument("--hola", metavar="FILE", help="the program; default: build/cc/hola, or the one on the path")
     parser.add_argument("--size", choices=list(SIZES), default="340m")
     parser.add_argument("--way", choices=WAYS, help="run this one here and print its results as JSON")
-    parser.add_argument("--wait", action="store_true", help="with --way: for a line on standard input, once it could begin")
+    parser.add_argument("--wait", action="store_true",
+                        help="with --way: for a line on standard input, once it could begin")
     compare_compile.arguments(parser)
     return parser
 
@@ -206,8 +210,8 @@ def main(argv: Optional[list[str]] = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = arguments()
     a = parser.parse_args(argv)
-    if min(a.steps, a.batch, a.seq_len, a.loss_batch, a.loss_seq_len, a.limit, a.seconds, a.budget, a.loss_seconds) <= 0 \
-            or min(a.warm, a.loss_steps) < 0:
+    above = a.steps, a.batch, a.seq_len, a.loss_batch, a.loss_seq_len, a.limit, a.seconds, a.budget, a.loss_seconds
+    if min(above) <= 0 or min(a.warm, a.loss_steps) < 0:
         parser.error("numbers of rows, tokens, timed steps and seconds are above 0")
     if a.dry_run:
         a.size, a.steps, a.batch, a.seq_len, a.warm = "tiny", min(a.steps, 4), 2, 32, 1

@@ -130,7 +130,8 @@ class Trainer:
                 first = start
             if step > 0 and start - first > seconds:
                 break
-            ids = torch.from_numpy(rows[[order[(step * batch + i) % len(order)] for i in range(batch)]]).to(self.device)
+            mine = [order[(step * batch + i) % len(order)] for i in range(batch)]
+            ids = torch.from_numpy(rows[mine]).to(self.device)
             with torch.autocast(self.device, torch.bfloat16):
                 loss = self.run(input_ids=ids, labels=ids).loss
             loss.backward()
@@ -142,8 +143,8 @@ class Trainer:
             losses.append(float(loss.detach()))  # waits for the device
             speed.append(batch * seq_len / (time.perf_counter() - start))
             if step < 3 or (step + 1) % 25 == 0 or step + 1 == steps:
-                print(f"{self.a.way}, {name}: step {step + 1}/{steps}, loss {losses[-1]:.4f}, {speed[-1]:,.0f} tokens/s",
-                      file=sys.stderr, flush=True)
+                print(f"{self.a.way}, {name}: step {step + 1}/{steps}, loss {losses[-1]:.4f}, "
+                      f"{speed[-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
             self.result[name] = {"losses": losses, "tokens_per_s": speed, "triton": self.counts,
                                  "seconds": time.perf_counter() - begin,
                                  "allocated_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
@@ -159,7 +160,8 @@ def train_with_program(a: Any) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def phase_with_program(a: Any, out: pathlib.Path, batch: int, seq_len: int, steps: int, seconds: float) -> dict[str, Any]:
+def phase_with_program(a: Any, out: pathlib.Path, batch: int, seq_len: int, steps: int,
+                       seconds: float) -> dict[str, Any]:
     config = out / "config.json"
     config.write_text(json.dumps(dict(SIZES[a.size], model_type="gated_deltanet", max_position_embeddings=seq_len)))
     tokens, never = str(batch * seq_len), str(10**9)
@@ -183,8 +185,8 @@ def phase_with_program(a: Any, out: pathlib.Path, batch: int, seq_len: int, step
 
 
 def one(a: Any) -> int:
-    """A line of JSON after every step, and one with the reason if it fails. With --wait it makes the model, and begins to
-    train when a line comes on its standard input."""
+    """A line of JSON after every step, and one with the reason if it fails. With --wait it makes the model, and begins
+    to train when a line comes on its standard input."""
     result: dict[str, Any] = {}
     try:
         if a.way.startswith("fla"):

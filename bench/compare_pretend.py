@@ -21,8 +21,8 @@ def properties(_: Any = 0) -> dict[str, int]:
 
 
 def c_code(make: Callable[[], Any]) -> None:
-    """Compiles C code of Triton's, where there is a libcuda.so.1 to link (TRITON_LIBCUDA_PATH, a folder). It goes into the
-    cache before it is loaded, which fails without a driver."""
+    """Compiles C code of Triton's, where there is a libcuda.so.1 to link (TRITON_LIBCUDA_PATH, a folder). It goes into
+    the cache before it is loaded, which fails without a driver."""
     from triton import knobs
 
     if knobs.nvidia.libcuda_path:

@@ -63,7 +63,8 @@ def of_flame(got: dict[str, Any]) -> str:
     apart = ""
     if "timed" in ways.get("hola", {}) and "timed" in ways.get("hola-compiled", {}):
         pairs = zip(ways["hola"]["timed"]["losses"], ways["hola-compiled"]["timed"]["losses"])
-        apart = f"losses of the timed steps, eager and compiled, differ by at most {max(abs(a - b) for a, b in pairs):.4f}"
+        most = max(abs(a - b) for a, b in pairs)
+        apart = f"losses of the timed steps, eager and compiled, differ by at most {most:.4f}"
     return "\n".join(head + lines + ["", apart, str(got["settings"])])
 
 
