@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import importlib
 import json
 import os
 import pathlib
 import platform
+import queue
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from typing import Any, Optional
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -73,6 +77,51 @@ def find_program(given: Optional[str]) -> str:
         except OSError:
             pass
     return "hola"
+
+
+class Process:
+    """A program whose lines are read with a time limit. It is ended with all that it started, also where this one ends
+    (end_well)."""
+
+    def __init__(self, command: list[str], waits: bool = False):
+        """waits: it does not begin before go()."""
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace",
+                                        stdin=subprocess.PIPE if waits else None, start_new_session=True)
+        atexit.register(self.end)
+        self.lines: "queue.Queue[Optional[str]]" = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.close()
+        except OSError:
+            pass  # it has ended already, and its lines or its status say why
+
+    def line(self, seconds: float) -> Optional[str]:
+        """None: it has ended. queue.Empty: there is none in this time."""
+        return self.lines.get(timeout=max(seconds, 0.01))
+
+    def end(self, patience: float = 0.0) -> int:
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        atexit.unregister(self.end)
+        return self.process.wait()
+
+
+def end_well() -> None:
+    """What ends this program from outside ends the ones that it started too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
 
 
 def why_no_fla(module: str = "fla.layers") -> str:

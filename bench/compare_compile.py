@@ -23,12 +23,21 @@ class Tally:
     """What this process has done."""
 
     def __init__(self) -> None:
-        self.compiled, self.launchers, self.seconds = 0, 0, 0.0
+        self.compiled, self.found, self.launchers, self.seconds = 0, 0, 0, 0.0  # found: in the cache already
         self.failed: dict[str, int] = {}  # a reason, and how often
 
     def fail(self, error: BaseException) -> None:
         name = type(error).__name__
         self.failed[name] = self.failed.get(name, 0) + 1
+
+
+def arguments(parser: Any) -> None:
+    """What the comparisons that tune have in common."""
+    parser.add_argument("--tune-ms", type=int, metavar="MS", help="for so long Triton times a candidate; none: 100")
+    parser.add_argument("--compile", action="store_true", help="compile what fla's kernels could be, and time nothing")
+    parser.add_argument("--without-gpu", action="store_true", help="with --compile: for an H200 that is not there")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that compile")
+    parser.add_argument("--claims", help="a process that compiles: what it shares with the others")
 
 
 def compile_only(claims: pathlib.Path) -> Tally:
@@ -37,7 +46,7 @@ def compile_only(claims: pathlib.Path) -> Tally:
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    tally = Tally()
+    tally, counts = Tally(), count_compiled()
     run, compile_one = JITFunction.run, JITFunction._do_compile
 
     def every_candidate(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +63,7 @@ def compile_only(claims: pathlib.Path) -> Tally:
         self.nargs = None
 
     def not_launched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self, *args, **{**kwargs, "warmup": True})
+        return run(self, *map(address, args), **{**{name: address(x) for name, x in kwargs.items()}, "warmup": True})
 
     def claimed(self: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attrs: Any,
                 warmup: bool) -> Any:
@@ -63,10 +72,8 @@ def compile_only(claims: pathlib.Path) -> Tally:
         name = hashlib.sha256(f"{src.hash()} {options.hash()}".encode()).hexdigest()
         if not claim(claims / name):
             return None  # another process compiles it; JITFunction.run takes this for "not now"
-        start = time.monotonic()
         kernel = compile_one(self, key, signature, device, constants, options, attrs, warmup)
-        tally.compiled += 1
-        tally.seconds += time.monotonic() - start
+        tally.compiled, tally.found, tally.seconds = counts["compiled"], counts["found"], counts["seconds"]
         if claim(claims / hashlib.sha256(f"{self.cache_key} {signature}".encode()).hexdigest()):
             driver.active.launcher_cls(kernel.src, kernel.metadata)  # compiles the launcher, and keeps it on the disk
             tally.launchers += 1
@@ -74,6 +81,20 @@ def compile_only(claims: pathlib.Path) -> Tally:
 
     Autotuner.run, JITFunction.run, JITFunction._do_compile = every_candidate, not_launched, claimed
     return tally
+
+
+class Address:
+    """What a kernel's key needs of a tensor that holds no numbers."""
+
+    def __init__(self, x: Any):
+        self.dtype, self.offset = x.dtype, x.storage_offset() * x.element_size()
+
+    def data_ptr(self) -> int:
+        return self.offset
+
+
+def address(x: Any) -> Any:
+    return Address(x) if type(x).__name__ == "FakeTensor" else x
 
 
 def claim(path: pathlib.Path) -> bool:
@@ -99,14 +120,30 @@ def in_processes(command: list[str], n: int, budget: float) -> int:
                 process.wait()
                 failed += 1
                 continue
-            total.compiled, total.launchers = total.compiled + one["compiled"], total.launchers + one["launchers"]
-            total.seconds += one["seconds"]
+            for name in ("compiled", "found", "launchers", "seconds"):
+                setattr(total, name, getattr(total, name) + one[name])
             for reason, many in one["failed"].items():
                 total.failed[reason] = total.failed.get(reason, 0) + many
     print(f"compiled {total.compiled} kernels and {total.launchers} launchers in {time.monotonic() - start:.0f} s, "
-          f"{total.seconds:.0f} s of {n} processes; not: {total.failed or 'none'}"
+          f"{total.seconds:.0f} s of {n} processes; {total.found} were there; not: {total.failed or 'none'}"
           + f"; {failed} processes did not reach their end" * (failed > 0), flush=True)
     return 1 if failed == n else 0
+
+
+def count_compiled() -> dict[str, Any]:
+    """What Triton found in its cache and what it had to compile from here on, and the seconds of that; it goes on
+    counting. Many kernels compiled after --compile mean that the cache is another Triton's, or of other shapes."""
+    from triton import knobs
+
+    counts: dict[str, Any] = {"found": 0, "compiled": 0, "seconds": 0.0}
+
+    def listen(*, times: Any, cache_hit: bool, **_: Any) -> None:
+        counts["found" if cache_hit else "compiled"] += 1
+        if not cache_hit:
+            counts["seconds"] += times.total / 1e6
+
+    knobs.compilation.listener = listen
+    return counts
 
 
 def tune_for(ms: float) -> None:

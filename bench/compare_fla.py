@@ -30,15 +30,15 @@ import os
 import pathlib
 import queue
 import re
-import subprocess
 import sys
-import threading
 import time
 import warnings
 from typing import Any, Callable, Iterable, Iterator, Optional
 
+import compare_cache
 import compare_common as common
 import compare_compile
+import compare_pretend
 from compare_clock import Clock, in_turns
 from compare_shapes import SHAPES, SLOTS, TARGETS, TINY, caller, inputs, of_hola, of_other
 
@@ -155,17 +155,25 @@ def worker(a: Any) -> int:
         torch.set_num_threads(1)
     device = "cpu" if a.dry_run else "cuda"
     why = common.why_no_fla("fla.ops")
+    counts: dict[str, Any] = {}
+    if not why:
+        print(compare_cache.take_key(), flush=True)
+        counts = compare_compile.count_compiled()
     if a.tune_ms and not why:
         compare_compile.tune_for(a.tune_ms)
-    if a.refused and not why:
-        print(common.let_fla_be_wrong(), flush=True)
+    lifted = common.let_fla_be_wrong() if a.refused and not why else ""
+    if lifted:
+        print(lifted, flush=True)
     clock = Clock(torch, device, 1.0 if a.dry_run else a.least)
     for i, (op, shape) in enumerate(rows_to_do(a)):
         if i < a.begin:
             continue
         for row in measure(torch, op, shape, device, clock, 1 if a.dry_run else a.turns, why):
-            row["versions"] = {**common.versions(), "tune_ms": a.tune_ms}
+            row["versions"] = {**common.versions(), "tune_ms": a.tune_ms, "triton_cache": dict(counts),
+                               "lifted": bool(lifted)}
             print("ROW " + json.dumps([i, row]), flush=True)
+        if counts.get("compiled"):
+            print(f"Triton compiled {counts['compiled']} kernels and found {counts['found']}", flush=True)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -177,6 +185,8 @@ def compiler(a: Any) -> int:
     import torch
 
     torch.set_num_threads(1)
+    if a.without_gpu:
+        compare_pretend.pretend()
     why = common.why_no_fla("fla.ops")
     if why:
         print(f"fla: {why}", file=sys.stderr)
@@ -187,37 +197,13 @@ def compiler(a: Any) -> int:
     for op, shape in rows_to_do(a):
         if op != "attention":
             try:
-                x, cu = inputs(torch, op, shape, "cuda")
+                x, cu = inputs(torch, op, shape, "cpu" if a.without_gpu else "cuda", a.without_gpu)
                 out = caller(of_other(op), op, x, cu)()
                 torch.autograd.grad(out, x, torch.empty_like(out))
             except Exception as error:  # a refused backward pass
                 tally.fail(error)
     print(json.dumps(tally.__dict__), flush=True)
     return 0
-
-
-class Worker:
-    """A process whose lines are read with a time limit."""
-
-    def __init__(self, begin: int, argv: list[str]):
-        command = [sys.executable, os.path.abspath(__file__), *argv, "--begin", str(begin)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
-        self.lines: "queue.Queue[Optional[str]]" = queue.Queue()
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            try:
-                self.process.wait(5 if self.lines.empty() else 0.1)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        return self.process.wait()
 
 
 def watch(a: Any, argv: list[str]) -> list[dict]:
@@ -234,11 +220,12 @@ def watch(a: Any, argv: list[str]) -> list[dict]:
         common.save(a.json, {"versions": versions, "rows": [rows[n] for n in sorted(rows)]})
 
     while begin < len(todo) and (begin == 0 or time.monotonic() < until):
-        w, at, why, started = Worker(begin, argv), begin, "", time.monotonic() + a.start_limit
+        w = common.Process([sys.executable, os.path.abspath(__file__), *argv, "--begin", str(begin)])
+        at, why, started = begin, "", time.monotonic() + a.start_limit
         while at < len(todo):
             left = min(started + a.row_limit, until) - time.monotonic()
             try:
-                line = w.lines.get(timeout=max(left, 0.01))
+                line = w.line(left)
             except queue.Empty:
                 why = f"took more than {a.row_limit:g} s" if time.monotonic() < until else "the time was up (--budget)"
                 break
@@ -262,10 +249,7 @@ def watch(a: Any, argv: list[str]) -> list[dict]:
             note(at, {**row, f"{what}failed": why})
             print(report([rows[at]]).splitlines()[2], flush=True)
             at += 1
-            w.process.kill()
-        elif at < len(todo):
-            w.process.kill()
-        w.end()
+        w.end(5 if at == len(todo) and not why else 0)
         begin = at
     if begin < len(todo):
         print(f"{len(todo) - begin} shapes were not begun: the time is up (--budget {a.budget:g})", flush=True)
@@ -320,11 +304,8 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser.add_argument("--row-limit", type=float, default=300, metavar="SECONDS", help="the most of one shape")
     parser.add_argument("--start-limit", type=float, default=120, metavar="SECONDS",
                         help="what the first shape of a process may take beyond: imports")
-    parser.add_argument("--tune-ms", type=int, metavar="MS", help="for so long Triton times a candidate; none: 100")
     parser.add_argument("--bench-gla", metavar="FILE", help="what bench_gla printed: hola's times of gsa")
-    parser.add_argument("--compile", action="store_true", help="compile what fla's kernels could be, and time nothing")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that compile")
-    parser.add_argument("--claims", help="a process that compiles: what it shares with the others")
+    compare_compile.arguments(parser)
     parser.add_argument("--begin", type=int, help="the worker itself, from this shape on")
     argv = sys.argv[1:] if argv is None else argv
     a = parser.parse_args(argv)
@@ -342,9 +323,10 @@ def main(argv: Optional[list[str]] = None) -> int:
         return worker(a)
     if a.claims:
         return compiler(a)
+    common.end_well()
     import torch
 
-    if not a.dry_run and not torch.cuda.is_available():
+    if not a.dry_run and not torch.cuda.is_available() and not (a.compile and a.without_gpu):
         sys.exit("compare_fla: torch sees no CUDA device; --dry-run tries everything with tiny shapes on the CPU")
     if a.compile:
         return compare_compile.in_processes([sys.executable, os.path.abspath(__file__), *argv], a.processes, a.budget)

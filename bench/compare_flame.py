@@ -9,21 +9,29 @@
 
 Each way is a process of its own, one after another, on the same token shards (`hola prepare`; without --data, this
 tree's documents and sources as bytes), with AdamW, the learning rates of `hola train`, float32 weights and bf16
-computation. One that fails is a line with its reason, and the others go on. A way begins no other step after --seconds,
-and is ended after --limit; the steps that it has made count. tokens/s is the median of the steps after --warm; memory
-is what the device has less of, context included, and what torch's allocator held at most.
+computation. It trains --steps steps of --batch rows, for tokens/s (the median of the steps after --warm) and memory
+(what the device has less of, context included, and what torch's allocator held at most); then, from the same first
+weights, --loss-steps steps of --loss-batch rows for their losses, in the ways of --loss-ways. While these run, the next
+way's process imports and makes its model on the CPU, and then waits.
+
+A way that fails is a line with its reason, and the others go on. A phase begins no other step --seconds or
+--loss-seconds after its first, which may compile and tune; a way is ended after --limit, and all after --budget; the
+steps that were made count, and are in --json.
 
     bench/compare_flame.py --fla /path/to/folder/of/fla --data data --json flame.json
+
+fla's kernels are compiled before by --compile, as those of bench/compare_fla.py; --tune-ms is the same, too.
+fla 0.6.0 refuses the gated backward pass on Hopper with Triton 3.4 to 3.7.0, whose gradients are wrong there; --refused
+trains all the same. Only the time of the way fla counts then, and not its losses.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import pathlib
+import queue
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -33,147 +41,15 @@ import time
 from typing import Any, Optional
 
 import compare_common as common
-
-WAYS = ("fla", "fla-patched", "hola", "hola-compiled", "hola-train")
-SIZES = {  # hola's preset 340m, and a tiny one for dry runs
-    "340m": dict(hidden_size=1024, num_hidden_layers=24, intermediate_size=2816, vocab_size=32000, num_heads=4,
-                 head_dim=256, expand_v=1.0, use_gate=False, tie_word_embeddings=True),
-    "tiny": dict(hidden_size=32, num_hidden_layers=2, intermediate_size=64, vocab_size=300, num_heads=2, head_dim=16,
-                 expand_v=1.0, use_gate=False, tie_word_embeddings=True),
-}
-LR, MIN_LR, DECAY, BETAS, CLIP = 4e-4, 0.1, 0.01, (0.9, 0.95), 1.0
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """As `hola train`: a linear warmup over a tenth of the steps, then a cosine down to MIN_LR of the peak."""
-    warmup = min(1000, max(1, steps // 10))
-    if step < warmup:
-        return LR * (step + 1) / warmup
-    x = (step - warmup) / max(1, steps - warmup)
-    return LR * (MIN_LR + (1 - MIN_LR) * 0.5 * (1 + math.cos(math.pi * x)))
-
-
-# ---- one way, in its own process ----
-
-
-def rows_of(data: pathlib.Path, seq_len: int) -> Any:
-    """The rows of all training shards, [rows, seq_len] (docs/data.md has the format)."""
-    import numpy
-
-    parts = []
-    for path in sorted(data.glob("train_*.bin")):
-        head = numpy.fromfile(path, "<i4", 256)
-        kind = {20240520: "<u2", 20240801: "<u4"}.get(int(head[0]))
-        if kind is None:
-            raise SystemExit(f"{path}: not a token shard")
-        parts.append(numpy.fromfile(path, kind, int(head[2]), offset=1024))
-    tokens = numpy.concatenate(parts) if parts else numpy.empty(0, "<u2")
-    if len(tokens) < seq_len:
-        raise SystemExit(f"{data}: {len(tokens)} tokens, and a row has {seq_len}")
-    return tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len).astype("int64")
-
-
-def model_of(way: str, size: str, seq_len: int, refused: bool) -> Any:
-    import hola.torch as ht
-
-    fields = dict(SIZES[size], max_position_embeddings=seq_len, use_cache=False)
-    if way.startswith("fla"):
-        from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
-
-        if refused:
-            print(common.let_fla_be_wrong(), file=sys.stderr)
-        if way == "fla-patched":
-            print(f"patched: {len(ht.patch_fla())} places", file=sys.stderr)
-        return GatedDeltaNetForCausalLM(GatedDeltaNetConfig(**fields))
-    return ht.HolaForCausalLM(ht.HolaConfig(**fields))
-
-
-def train(way: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int, most_s: float,
-          refused: bool) -> dict[str, Any]:
-    """Prints what is known after every step as a line of JSON: it counts if the process is ended."""
-    import numpy
-    import torch
-
-    device = "cuda" if size == "340m" else "cpu"
-    torch.manual_seed(0)
-    if device == "cpu":
-        torch.set_num_threads(1)
-    model = model_of(way, size, seq_len, refused).to(device).train()
-    run = torch.compile(model) if way == "hola-compiled" else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY, fused=device == "cuda")
-    rows = rows_of(data, seq_len)
-    order = numpy.random.default_rng(0).permutation(len(rows))
-    losses, seconds, begin = [], [], time.perf_counter()
-    result: dict[str, Any] = {}
-    for step in range(steps):
-        start = time.perf_counter()
-        if step > 0 and start - begin > most_s:
-            break
-        ids = torch.from_numpy(rows[[order[(step * batch + i) % len(order)] for i in range(batch)]]).to(device)
-        with torch.autocast(device, torch.bfloat16):
-            loss = run(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))  # waits for the device
-        seconds.append(time.perf_counter() - start)
-        print(f"{way}: step {step + 1}/{steps}, loss {losses[-1]:.4f}, {batch * seq_len / seconds[-1]:,.0f} tokens/s",
-              file=sys.stderr, flush=True)
-        held = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
-        result = {"losses": losses, "tokens_per_s": [batch * seq_len / s for s in seconds], "allocated_gb": held,
-                  "parameters": sum(p.numel() for p in model.parameters()), "versions": common.versions()}
-        print(json.dumps(result), flush=True)
-    return result
-
-
-def train_with_program(program: str, size: str, data: pathlib.Path, seq_len: int, batch: int, steps: int,
-                       out: pathlib.Path, most_s: float) -> dict[str, Any]:
-    config = out / "config.json"
-    config.write_text(json.dumps(dict(SIZES[size], model_type="gated_deltanet", max_position_embeddings=seq_len)))
-    tokens = str(batch * seq_len)
-    command = [program, "train", "--data", str(data), "--out", str(out / "run"), "--config", str(config), "--steps",
-               str(steps), "--batch-tokens", tokens, "--micro-tokens", tokens, "--seq-len", str(seq_len),
-               "--eval-every", str(10**9), "--eval-tokens", str(seq_len), "--save-every", str(10**9), "--lr", str(LR), "--backend",
-               "cuda" if size == "340m" else "cpu", "--json"]
-    why = ""
-    try:
-        got = subprocess.run(command, capture_output=True, text=True, timeout=most_s)
-        if got.returncode != 0:
-            why = (got.stderr.strip() or f"hola train ended with status {got.returncode}").splitlines()[-1]
-    except subprocess.TimeoutExpired:
-        pass  # the steps that it has made
-    metrics = out / "run" / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
-    if why or not lines:
-        raise RuntimeError(why or f"hola train made no step in {most_s:g} s")
-    return {"losses": [x["loss"] for x in lines], "tokens_per_s": [x["tok_per_s"] for x in lines],
-            "allocated_gb": None, "parameters": None}
-
-
-def one(way: str, a: Any) -> int:
-    """Prints one line of JSON, the result or the reason why there is none."""
-    try:
-        if way == "hola-train":
-            with tempfile.TemporaryDirectory() as folder:
-                result = train_with_program(a.hola, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps,
-                                            pathlib.Path(folder), a.seconds)
-        else:
-            result = train(way, a.size, pathlib.Path(a.data), a.seq_len, a.batch, a.steps, a.seconds,
-                           a.refused)
-    except (Exception, SystemExit) as error:
-        result = {"failed": common.reason(error)}
-    print(json.dumps(result), flush=True)
-    return 0
-
-
-# ---- all of them ----
+import compare_compile
+import compare_flame_way
+from compare_flame_way import SIZES, WAYS
 
 
 class Memory(threading.Thread):
-    """The most that is used of the device, in GB, beyond what was used at the start."""
+    """The most that is used of the device, in GB, beyond what was used before the first way."""
+
+    free: Optional[int] = None
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -184,75 +60,105 @@ class Memory(threading.Thread):
 
         if not torch.cuda.is_available():
             return
-        free, _ = torch.cuda.mem_get_info()
+        if Memory.free is None:
+            Memory.free = torch.cuda.mem_get_info()[0]
         while not self.done.wait(0.05):
-            self.most = max(self.most, (free - torch.cuda.mem_get_info()[0]) / 1e9)
+            self.most = max(self.most, (Memory.free - torch.cuda.mem_get_info()[0]) / 1e9)
 
 
-def run_limited(command: list[str], limit: float) -> tuple[str, str]:
-    """-> what it printed, why it was ended or how it ended ("": well). It is ended with all that it started."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
-    try:
-        said, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        return said, f"took more than {limit:g} s"
-    return said, "" if process.returncode == 0 else f"ended with status {process.returncode}"
+def start(a: Any, argv: list[str], way: str, data: str) -> common.Process:
+    return common.Process([sys.executable, os.path.abspath(__file__), *argv, "--way", way, "--wait", "--data", data],
+                          waits=True)
 
 
-def result_of(said: str, why: str) -> dict[str, Any]:
-    """The last whole line of JSON; why: how its process ended, if not well."""
-    for line in reversed(said.splitlines()):
+def follow(process: common.Process, limit: float, memory: Memory, note: Any, timed: Any) -> dict[str, Any]:
+    """Lets it train. -> what it has said last, a line of JSON at a time. note: called with it now and then; timed: when
+    the first phase is over."""
+    until, noted, result = time.monotonic() + limit, 0.0, {}
+    process.go()
+    while True:
         try:
-            result = json.loads(line)
+            line = process.line(until - time.monotonic())
+        except queue.Empty:
+            result["ended" if result else "failed"] = f"took more than {limit:.1f} s"
+            break
+        if line is None:
+            if process.process.wait() != 0 or not result:
+                result["ended" if result else "failed"] = f"ended with status {process.process.returncode}"
+            break
+        try:
+            said = json.loads(line)
         except ValueError:
             continue
-        if isinstance(result, dict):
-            return {**result, "ended": why} if why else result
-    return {"failed": why or "it said nothing"}
+        if not isinstance(said, dict):
+            continue
+        result = said
+        if result.get("timed", {}).get("done") and not memory.done.is_set():
+            memory.done.set()
+            timed()
+        if time.monotonic() > noted + 1:
+            noted = time.monotonic()
+            note(result)
+    memory.done.set()
+    process.end()
+    return result
 
 
-def compare(a: Any, data: str) -> dict[str, dict[str, Any]]:
+def compare(a: Any, argv: list[str], data: str) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
-    for way in a.ways:
-        command = [sys.executable, __file__, "--way", way, "--data", data, "--size", a.size, "--steps", str(a.steps),
-                   "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--hola", a.hola, "--seconds", str(a.seconds)]
-        if a.fla:
-            command += ["--fla", a.fla]
-        if a.refused:
-            command.append("--refused")
-        memory = Memory()
+    started: dict[str, common.Process] = {}
+    until = time.monotonic() + a.budget
+    for i, way in enumerate(a.ways):
+        if time.monotonic() > until:
+            results[way] = {"failed": "not begun: the time was up (--budget)"}
+            continue
+
+        def next_one() -> None:
+            if i + 1 < len(a.ways):
+                started[a.ways[i + 1]] = start(a, argv, a.ways[i + 1], data)
+
+        process = started.pop(way, None) or start(a, argv, way, data)
+        memory, begin = Memory(), time.monotonic()
         memory.start()
-        result = result_of(*run_limited(command, a.limit))
-        memory.done.set()
+
+        def note(result: dict[str, Any]) -> None:
+            results[way] = {**result, "device_gb": memory.most or None, "seconds": time.monotonic() - begin}
+            common.save(a.json, {"settings": settings(a), "ways": results})
+
+        result = follow(process, min(a.limit, until - begin), memory, note, next_one)
         memory.join()
-        result["device_gb"] = memory.most or None
-        results[way] = result
-        common.save(a.json, {"settings": settings(a), "ways": results})
+        note(result)
+        print(report({way: results[way]}, a.warm).splitlines()[2], flush=True)
+    for process in started.values():
+        process.end()
+    common.save(a.json, {"settings": settings(a), "ways": results})
     return results
 
 
 def settings(a: Any) -> dict[str, Any]:
-    return {"size": a.size, "steps": a.steps, "batch": a.batch, "seq_len": a.seq_len, "warm": a.warm}
+    names = ("size", "steps", "batch", "seq_len", "warm", "loss_steps", "loss_batch", "loss_seq_len", "tune_ms",
+             "compile_layers", "refused")
+    return {name: getattr(a, name) for name in names}
 
 
 def report(results: dict[str, dict[str, Any]], warm: int) -> str:
-    speed = {}
+    speed, rows = {}, []
     for way, r in results.items():
-        if "failed" not in r:
-            speed[way] = statistics.median(r["tokens_per_s"][min(warm, len(r["tokens_per_s"]) - 1):])
-    rows, most = [], max((len(r["losses"]) for r in results.values() if "failed" not in r), default=0)
+        steps = r.get("timed", {}).get("tokens_per_s", [])
+        if steps:
+            speed[way] = statistics.median(steps[min(warm, len(steps) - 1):])
     for way, r in results.items():
-        if "failed" in r:
-            rows.append([way, None, None, None, None, None, None, r["failed"]])
-            continue
-        last, steps = statistics.mean(r["losses"][-20:]), len(r["losses"])
-        notes = [f"{steps} steps"] * (steps < most) + ([r["ended"]] if "ended" in r else [])
-        ratio = speed[way] / speed["fla"] if "fla" in speed else None
-        rows.append([way, speed[way], ratio, r["device_gb"], r["allocated_gb"], r["losses"][0], last,
+        timed, small = r.get("timed", {}), r.get("losses", {}).get("losses", [])
+        ratio = speed[way] / speed["fla"] if way in speed and "fla" in speed else None
+        notes = [r[x] for x in ("failed", "ended") if x in r]
+        notes += [f"{len(timed['losses'])} steps timed"] if timed and len(timed["losses"]) <= warm + 2 else []
+        compiled = timed.get("triton", {}).get("compiled")
+        notes += [f"Triton compiled {compiled} kernels"] if compiled else []
+        rows.append([way, speed.get(way), ratio, r.get("device_gb"), timed.get("allocated_gb"),
+                     small[0] if small else None, statistics.mean(small[-20:]) if small else None, len(small) or None,
                      "; ".join(notes)])
-    columns = ["way", "tokens/s", "of fla's", "device memory, GB", "torch's, GB", "first loss", "last 20 losses", ""]
+    columns = ["way", "tokens/s", "of fla's", "device memory, GB", "torch's, GB", "first loss", "last 20 losses",
+               "of steps", ""]
     return common.table(columns, rows)
 
 
@@ -270,30 +176,59 @@ def own_text(program: str, folder: pathlib.Path) -> str:
     return out
 
 
-def main(argv: Optional[list[str]] = None) -> int:
+def arguments() -> Any:
     parser = common.arguments(__doc__ or "")
+    number = lambda name, value, text: parser.add_argument(  # noqa: E731
+        f"--{name}", type=type(value), default=value, metavar="SECONDS" if isinstance(value, float) else "N", help=text)
     parser.add_argument("--data", metavar="DIR", help="token shards written by hola prepare")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which, in this order")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=16, help="rows of a step")
-    parser.add_argument("--seq-len", type=int, default=2048, help="tokens of a row")
-    parser.add_argument("--warm", type=int, default=20, help="steps that are not timed: tuning and compiling")
-    parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="the most that one way may take")
-    parser.add_argument("--seconds", type=float, default=1500, help="a way begins no other step after so many")
+    number("steps", 60, "steps that are timed, and those before")
+    number("batch", 16, "rows of such a step")
+    number("seq-len", 2048, "tokens of such a row")
+    number("warm", 20, "of them, steps that are not timed: tuning and compiling")
+    number("loss-steps", 200, "steps whose losses are compared; 0: none")
+    number("loss-batch", 2, "rows of such a step")
+    number("loss-seq-len", 1024, "tokens of such a row")
+    parser.add_argument("--loss-ways", nargs="*", choices=WAYS, default=[x for x in WAYS if x != "hola-compiled"],
+                        help="which have these steps, too; hola-compiled would compile for another shape")
+    number("seconds", 600.0, "a way begins no other timed step so many after the first")
+    number("loss-seconds", 600.0, "and no other of the steps for losses")
+    number("limit", 1800.0, "the most that one way may take")
+    number("budget", 7200.0, "all ends after so long")
+    parser.add_argument("--compile-layers", action="store_true",
+                        help="torch.compile layer by layer: once for all layers")
     parser.add_argument("--hola", metavar="FILE", help="the program; default: build/cc/hola, or the one on the path")
     parser.add_argument("--size", choices=list(SIZES), default="340m")
-    parser.add_argument("--way", choices=WAYS, help="run this one here and print its result as JSON")
+    parser.add_argument("--way", choices=WAYS, help="run this one here and print its results as JSON")
+    parser.add_argument("--wait", action="store_true",
+                        help="with --way: for a line on standard input, once it could begin")
+    compare_compile.arguments(parser)
+    return parser
+
+
+def main(argv: Optional[list[str]] = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = arguments()
     a = parser.parse_args(argv)
-    if min(a.steps, a.batch, a.seq_len, a.limit, a.seconds) < 1 or a.warm < 0:
-        parser.error("--steps, --batch, --seq-len, --limit and --seconds take numbers above 0")
+    above = a.steps, a.batch, a.seq_len, a.loss_batch, a.loss_seq_len, a.limit, a.seconds, a.budget, a.loss_seconds
+    if min(above) <= 0 or min(a.warm, a.loss_steps) < 0:
+        parser.error("numbers of rows, tokens, timed steps and seconds are above 0")
+    if a.dry_run:
+        a.size, a.steps, a.batch, a.seq_len, a.warm = "tiny", min(a.steps, 4), 2, 32, 1
+        a.loss_steps, a.loss_batch, a.loss_seq_len = min(a.loss_steps, 3), 1, 16
     common.find_packages(a.fla)
     a.hola = common.find_program(a.hola)
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # a way that follows another does not tune again
     if a.way:
-        return one(a.way, a)
-    if a.dry_run:
-        a.size, a.steps, a.batch, a.seq_len, a.warm = "tiny", min(a.steps, 4), 2, 32, 1
-    else:
+        return compare_flame_way.one(a)
+    if a.claims:
+        a.way = "fla"
+        return compare_flame_way.compile_kernels(a)
+    if a.compile:
+        command = [sys.executable, os.path.abspath(__file__), *argv]
+        return compare_compile.in_processes(command, a.processes, a.budget)
+    common.end_well()
+    if not a.dry_run:
         import torch
 
         if not torch.cuda.is_available():
@@ -302,7 +237,7 @@ def main(argv: Optional[list[str]] = None) -> int:
         sys.exit(f"compare_flame: {a.hola} is not a program, and there is no --data")
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.abspath(a.data) if a.data else own_text(a.hola, pathlib.Path(folder))
-        results = compare(a, data)
+        results = compare(a, argv, data)
     print(f"\n{settings(a)}\n\n{report(results, a.warm)}")
     return 0
 

@@ -33,10 +33,12 @@ TARGETS = {(16, 2048, 4, 256, 256): (0.32, 0.65), (32, 2048, 4, 128, 128): (0.37
            (1, 32768, 4, 256, 256): (0.58, 1.2)}  # of gdn on an H200, ms: forward, backward
 
 
-def inputs(torch: Any, op: str, shape: tuple, device: str) -> tuple[list[Any], Any]:
+def inputs(torch: Any, op: str, shape: tuple, device: str, empty: bool = False) -> tuple[list[Any], Any]:
+    """empty: q, k and v hold no numbers, where only their shapes count."""
     B, T, H, K, V, lengths = shape
     torch.manual_seed(T + K)
-    make = lambda *size: torch.randn(*size, device=device, dtype=torch.bfloat16)  # noqa: E731
+    fill = torch.empty if empty else torch.randn
+    make = lambda *size: fill(*size, device=device, dtype=torch.bfloat16)  # noqa: E731
     x = [make(B, T, H, K), make(B, T, H, K), make(B, T, H, V)]
     if op != "attention":
         per = {"gdn": (), "gsa": (SLOTS,)}.get(op, (K,))

@@ -5,9 +5,11 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
+import torch
 
 BENCH = pathlib.Path(__file__).parents[2] / "bench"
 
@@ -65,17 +67,25 @@ def test_tables(bench, tmp_path):
     assert "| gdn | 16 x 2048, 4 x 256, 256 | 0.25 | 1 | 4 | 1 | 0.5 | 0.5 |" in text
     assert "target 0.32 / 0.65; outputs differ by 0.5; other bits on another stream; host 80 us" in text
     assert "1 x 64 in 3" in text and "fla: OutOfResources: shared" in text and "slower in 1 of 2 comparisons" in text
-    ways = {"fla": dict(tokens_per_s=[1.0, 100.0, 100.0], losses=[9.0, 8.0, 7.0], device_gb=2.0, allocated_gb=1.0),
-            "fla-patched": dict(tokens_per_s=[1.0, 150.0, 150.0], losses=[9.0, 8.0, 6.0], device_gb=2.0,
-                                allocated_gb=1.0),
+    timed = lambda speed: dict(tokens_per_s=[1.0] + [speed] * 3, losses=[9.0] * 4, allocated_gb=1.0)  # noqa: E731
+    ways = {"fla": dict(timed=timed(100.0), device_gb=2.0),
+            "fla-patched": dict(timed={**timed(150.0), "triton": {"compiled": 7}}, device_gb=2.0,
+                                losses=dict(losses=[9.0, 8.0, 6.0])),
             "hola": {"failed": "no such thing"}}
-    assert flame.result_of('x\n{"losses": [1]}\n{"los', "took 3 s") == {"losses": [1], "ended": "took 3 s"}
-    assert flame.result_of("nonsense", "") == {"failed": "it said nothing"}
     text = flame.report(ways, 1)
-    assert "| fla-patched | 150 | 1.5 | 2 | 1 | 9 | 7.67 |" in text and "no such thing" in text
-    rate = [flame.learning_rate(i, 200) for i in range(200)]
-    assert rate[0] == pytest.approx(flame.LR / 20) and max(rate) == pytest.approx(flame.LR) and rate[-1] < 1.02 * max(
-        rate) * flame.MIN_LR
+    assert "| fla-patched | 150 | 1.5 | 2 | 1 | 9 | 7.67 | 3 | Triton compiled 7 kernels |" in text
+    assert "no such thing" in text
+    import compare_tables
+
+    way = sys.modules["compare_flame_way"]
+    rate = [way.learning_rate(i, 200) for i in range(200)]
+    assert rate[0] == pytest.approx(way.LR / 20) and max(rate) == pytest.approx(way.LR) and rate[-1] < 1.02 * max(
+        rate) * way.MIN_LR
+    text = compare_tables.of_flame({"settings": {"warm": 1, "refused": True}, "ways": ways})
+    assert "| fla | 100 † | 1.00 | 2.0 | 1.0 |" in text and "| fla-patched | 150 | 1.50 |" in text
+    text = compare_tables.of_fla({"versions": {"lifted": True}, "rows": rows})
+    assert "| delta rule, 16 x 2,048, 4 x 256 | 0.250 | 1.000 | 4.00 | 1.000 | 0.500 † | 0.50 |" in text
+    assert "hola is slower: delta rule, 16 x 2,048, 4 x 256: backward" in text and "| 0.986 | refused |" in text
 
 
 FAKE = """
@@ -110,23 +120,16 @@ def chunk_gsa(q, k, v, s, g, cu_seqlens):
 
 KERNELS = """
 import json, pathlib, sys
-import compare_compile
+import compare_cache, compare_compile, compare_pretend
 import torch, triton, triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.driver import ty_to_cpp
-from triton.runtime.driver import driver
 
-class Driver:  # compiles for a GPU that is not there
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    map_python_to_cpp_type = staticmethod(ty_to_cpp)
-    launcher_cls = staticmethod(lambda src, metadata: None)
+compare_pretend.pretend()
+assert torch.cuda.get_device_capability() == (9, 0)
+print(compare_cache.take_key(), file=sys.stderr)
 
 def refuse(arguments):
     raise RuntimeError("no")
 
-driver.set_active(Driver())
 tally = compare_compile.compile_only(pathlib.Path(sys.argv[sys.argv.index("--claims") + 1]))
 configs = [triton.Config({"N": n}, num_warps=w) for n, w in ((32, 1), (64, 1), (64, 2))]
 
@@ -206,10 +209,48 @@ def test_compile(tmp_path, bench, monkeypatch):
         return said.read_text(), len(list(tmp_path.glob("cache/*/add.cubin")))
 
     said, cubins = compiled(2)
-    assert cubins == 3 and "compiled 3 kernels and 1 launchers" in said and "of 2 processes" in said, said
+    assert cubins == 3 and "compiled 3 kernels and 1 launchers" in said and "of 2 processes; 0 were there" in said, said
     assert "not: {'RuntimeError': 2}" in said, said  # a candidate that is refused, in each process
     before = {x: x.stat().st_mtime_ns for x in tmp_path.glob("cache/*/*.cubin")}
     assert compiled(1)[1] == 3 and before == {x: x.stat().st_mtime_ns for x in before}  # all are found
+
+
+def test_cache(tmp_path, bench, monkeypatch):
+    """What is packed is found in another folder, also by another build of Triton; the text of the stages is left out."""
+    pytest.importorskip("triton")
+    import compare_cache
+
+    monkeypatch.setenv("PYTHONPATH", str(BENCH))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+
+    def compiled(cache):
+        got = subprocess.run([sys.executable, tmp_path / "kernels.py", "--claims", tmp_path / cache.name[0]],
+                             capture_output=True, text=True, env={**os.environ, "TRITON_CACHE_DIR": str(cache)})
+        assert got.returncode == 0, got.stderr[-2000:]
+        return json.loads(got.stdout.splitlines()[-1]), got.stderr
+
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+    assert compiled(tmp_path / "a-first")[0]["compiled"] == 3
+    archive = tmp_path / "cache.tar.xz"
+    next(tmp_path.glob("a-first/*/add.cubin")).with_name("add.autotune.json").write_text("{}")  # of another device
+    assert compare_cache.pack(tmp_path / "a-first", archive) == 3
+    assert compare_cache.unpack(archive, tmp_path / "b-second") == 3
+    kinds = sorted(x.name for x in tmp_path.glob("b-second/*/*"))
+    assert kinds == ["__grp__add.json"] * 3 + ["add.cubin"] * 3 + ["add.json"] * 3
+    tally, _ = compiled(tmp_path / "b-second")
+    assert tally["found"] == 3 and tally["compiled"] == 0
+    for number, (name, change, found, said) in enumerate((("c-build", "triton", 0, "another build's (triton)"),
+                                                          ("d-version", "version", 0, "all is compiled anew"))):
+        compare_cache.unpack(archive, tmp_path / name)
+        key = json.loads((tmp_path / name / "KEY.json").read_text())
+        (tmp_path / name / "KEY.json").write_text(json.dumps({**key, change: "other"}))
+        tally, note = compiled(tmp_path / name)
+        assert said in note and tally["found"] == (0, 3)[number], (note, tally)
+    with pytest.raises(SystemExit, match="does not belong"):
+        with tarfile.open(archive, "w:xz") as tar:
+            tar.add(tmp_path / "kernels.py", "../x")
+        compare_cache.unpack(archive, tmp_path / "b-second")
 
 
 def test_tune_for(bench, monkeypatch):
@@ -230,20 +271,49 @@ def test_tune_for(bench, monkeypatch):
 
 
 def test_compare_flame(program, tmp_path):
-    """A way that cannot run is a line with its reason, and the others go on."""
+    """A way that cannot run is a line with its reason, and the others go on; each begins from the same weights twice."""
     pytest.importorskip("transformers", "5.0")
     (tmp_path / "fla").mkdir()
     (tmp_path / "fla" / "__init__.py").write_text("raise ImportError('no such fla')\n")
     out = tmp_path / "flame.json"
-    got = subprocess.run([sys.executable, BENCH / "compare_flame.py", "--dry-run", "--json", out, "--fla", tmp_path,
-                          "--hola", program, "--ways", "fla", "hola", "hola-train"], capture_output=True, text=True)
-    assert got.returncode == 0, got.stderr[-2000:]
-    ways = json.loads(out.read_text())["ways"]
+
+    def run(*arguments):
+        got = subprocess.run([sys.executable, BENCH / "compare_flame.py", "--dry-run", "--json", out, "--hola", program,
+                              *arguments], capture_output=True, text=True)
+        assert got.returncode == 0, got.stderr[-2000:]
+        return json.loads(out.read_text())["ways"], got.stdout
+
+    ways, said = run("--fla", tmp_path, "--ways", "fla", "hola", "hola-train", "--loss-steps", "2", "--loss-batch", "1")
     assert list(ways) == ["fla", "hola", "hola-train"] and "no such fla" in ways["fla"]["failed"]
     for way in ("hola", "hola-train"):
-        assert len(ways[way]["losses"]) == 4 and all(4 < x < 8 for x in ways[way]["losses"]), ways[way]
-        assert all(x > 0 for x in ways[way]["tokens_per_s"])
-    assert "| hola-train |" in got.stdout
-    got = subprocess.run([sys.executable, BENCH / "compare_flame.py", "--dry-run", "--json", out, "--hola", program,
-                          "--ways", "hola", "--limit", "1"], capture_output=True, text=True)
-    assert got.returncode == 0 and "took more than 1 s" in json.loads(out.read_text())["ways"]["hola"]["failed"]
+        for phase, steps in (("timed", 4), ("losses", 2)):
+            assert len(ways[way][phase]["losses"]) == steps and all(4 < x < 8 for x in ways[way][phase]["losses"])
+            assert all(x > 0 for x in ways[way][phase]["tokens_per_s"]) and ways[way][phase]["done"]
+    assert said.count("| hola-train |") == 2  # as it comes, and in the table
+    again, _ = run("--ways", "hola", "--loss-ways")
+    assert again["hola"]["timed"]["losses"] == ways["hola"]["timed"]["losses"] and "losses" not in again["hola"]
+    ways, _ = run("--ways", "hola", "hola-train", "--budget", "1")
+    assert "took more than 1.0 s" in ways["hola"]["failed"] and "not begun" in ways["hola-train"]["failed"]
+
+
+def test_second_phase(tmp_path, bench, monkeypatch):
+    """The losses are those of a model that has made no steps before."""
+    pytest.importorskip("transformers", "5.0")
+    import numpy
+
+    way = sys.modules["compare_flame_way"]
+    head = numpy.zeros(256, "<i4")
+    head[:3] = 20240520, 1, 4000
+    with open(tmp_path / "train_0.bin", "wb") as file:
+        file.write(head.tobytes() + numpy.random.default_rng(0).integers(0, 300, 4000).astype("<u2").tobytes())
+
+    def losses(steps):
+        a = bench[1].arguments().parse_args(["--way", "hola", "--size", "tiny", "--data", str(tmp_path), "--batch", "2",
+                                             "--seq-len", "32", "--loss-batch", "1", "--loss-seq-len", "16",
+                                             "--loss-steps", "3", "--steps", str(steps)])
+        return list(way.Trainer(a).train())[-1]["losses"]["losses"]
+
+    one = losses(1)
+    assert len(one) == 3 and one == losses(6)
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", lambda self, state: None)  # goes on with the trained weights
+    assert one != losses(6)
