@@ -283,7 +283,7 @@ static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_ba
         if (a.dh && (c < w.last || (STATES && a.dht)))
             to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
         mbarrier_wait(b.in.full(step), full_parity<smem<K, W>::DEPTH>(step));
-        if (!VALUES && m.vanished.end == step) break;
+        if (!VALUES && m.vanished.end[step % smem<K, W>::DEPTH]) break;
         scan_chunk<K, W, FINAL, VALUES>(m, b, step, group, dh, to);
     }
 }
@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1)
     named_barrier_init();
     chunk_range w = range_of(a, s, hv, split);
     w.values = u.values, w.col = u.tile * 64 * W;
-    if (threadIdx.x == 0) init_barriers<W>(b, !FINAL ? 0 : a.fused ? 1 : STORE_THREADS), m.vanished.end = -1;
+    if (threadIdx.x == 0) init_barriers<W>(b, !FINAL ? 0 : a.fused ? 1 : STORE_THREADS);
     __syncthreads();
     pdl_wait();
     pdl_trigger();

@@ -70,10 +70,8 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1)
     const ring_barriers<0, DEPTH> b = {mbarrier_base(x.barriers)};
     const struct gdn_split_unit u = gdn_split_unit_of(a.split, blockIdx.x, a.V / (64 * W), K / (64 * W));
     const int group = warpgroup_index(), hv = u.hv, split = u.split, s = u.s;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         for (int i = 0; i < DEPTH; i++) mbarrier_init(b.full(i), 1), mbarrier_init_warps(b.empty(i), 4 * W);
-        x.vanished.end = -1;
-    }
     if (!u.values) /* v is 0 */
         for (int i = threadIdx.x; i < DEPTH * W * PANEL / 8; i += (W + 1) * GROUP)
             ((uint4 *)x.s[i / (W * PANEL / 8)].v)[i % (W * PANEL / 8)] = make_uint4(0, 0, 0, 0);
@@ -94,7 +92,7 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1)
         else identity_state<K>(S, (int)col);
         for (int c = 0; c < w.chunks; c++) {
             mbarrier_wait(b.full(c), full_parity<DEPTH>(c));
-            if (!w.values && x.vanished.end == c) break;
+            if (!w.values && x.vanished.end[c % DEPTH]) break;
             scan_chunk(x.s[c % DEPTH], x.gates[c % DEPTH], group, S);
             if (!w.values) x.vanished.template note<K>(S, c);
             mbarrier_arrive_warp(b.empty(c));

@@ -61,8 +61,8 @@ static __device__ __forceinline__ struct gdn_split_unit gdn_split_unit_of(const 
  * that when it reuses the buffer, and passes the end on in place of a chunk. */
 template <int DEPTH, int WARPS> struct gdn_vanished {
     enum { EVERY = 4 };
-    bool zero[DEPTH][WARPS];
-    int end; /* the first chunk that is skipped; -1: none */
+    int zero[DEPTH][WARPS];
+    int end[DEPTH]; /* of each buffer: from this chunk on all are skipped */
     /* by each consumer warp after chunk c */
     template <int K> __device__ __forceinline__ void note(const float S[K / 8][4], int c) {
         bool zeros = false;
@@ -78,7 +78,7 @@ template <int DEPTH, int WARPS> struct gdn_vanished {
     __device__ __forceinline__ bool ends(int c) {
         bool all = c >= DEPTH;
         for (int i = 0; i < WARPS && all; i++) all = zero[c % DEPTH][i];
-        if (all) end = c;
+        end[c % DEPTH] = all;
         return all;
     }
 };
