@@ -6,7 +6,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "bench_op.h"
 
-static const struct bench_shape usual[] = {{16, 2048, 4, 256}, {32, 2048, 4, 128}, {1, 32768, 4, 256}};
+static const struct bench_shape usual[] = {
+    {16, 2048, 4, 256}, {32, 2048, 4, 128}, {1, 32768, 4, 256}, {1, 32768, 16, 128}, {8, 4096, 16, 128}};
 static void forward_of(const void *a) { backend->ops.gdn_forward(backend, a); }
 static void backward_of(const void *a) { backend->ops.gdn_backward(backend, a); }
 

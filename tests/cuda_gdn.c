@@ -191,6 +191,60 @@ static void splits(void **state) {
     dev_close(&d);
 }
 
+/* The same with heads of 128 and so many that blocks are wide. */
+static void wide_splits(void **state) {
+    static const int64_t len[] = {112 * 64 + 30, 70, 64, 1};
+    static const struct gdn_shape f = {1, 2, 128, 128, GATE_RANDOM, -0.001, 0, 0.3};
+    (void)state;
+    struct dev d = dev_open(false);
+    compare(&d, &f, len, 4);
+    dev_close(&d);
+}
+
+/* Splits whose transition is 0 before they end. */
+static void vanishing(void **state) {
+    static const int64_t len[] = {36 * 64, 3};
+    static const struct gdn_shape f = {2, 16, 64, 64, GATE_RANDOM, -3, 0, 1};
+    (void)state;
+    struct dev d = dev_open(false);
+    compare(&d, &f, len, 2);
+    dev_close(&d);
+}
+
+/* A segment's results do not depend on the others, even where their inputs are not numbers: its last chunk is copied
+ * together with the next segment's first rows. */
+static void neighbours(void **state) {
+    static const struct {
+        struct gdn_shape f;
+        int64_t len[12], n;
+    } batch[] = {{{1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3}, {801, 70, 30}, 3},
+                 {{1, 8, 128, 64, GATE_RANDOM, -0.1, 0, 1}, {3, 66, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1}, 12},
+                 {{1, 1, 128, 64, GATE_RANDOM, -0.1, 0, 1}, {67, 66, 2}, 3}};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (size_t i = 0; i < sizeof batch / sizeof *batch; i++) {
+        const struct gdn_shape *f = &batch[i].f;
+        struct gdn_case *c = dev_case(&d, f, batch[i].len, batch[i].n, 7);
+        struct gdn_result want = result_new(c), got = result_new(c);
+        const int64_t rows = batch[i].len[0];
+        dev_gdn_forward(&d, c, &want, false, true);
+        for (int64_t r = rows; r < c->T; r++) {
+            for (int64_t z = 0; z < f->H * f->K; z++)
+                ((real *)c->a.q)[r * f->H * f->K + z] = ((real *)c->a.k)[r * f->H * f->K + z] = NAN;
+            for (int64_t z = 0; z < f->HV * f->V; z++) ((real *)c->a.v)[r * f->HV * f->V + z] = NAN;
+        }
+        dev_gdn_forward(&d, c, &got, false, true);
+        assert_memory_equal(got.out, want.out, (size_t)(rows * f->HV * f->V) * sizeof(real));
+        assert_memory_equal(got.v_new, want.v_new, (size_t)(rows * f->HV * f->V) * sizeof(real));
+        assert_memory_equal(got.A, want.A, (size_t)(rows * f->HV * HL_CHUNK) * sizeof(real));
+        assert_memory_equal(got.m, want.m, (size_t)(rows * f->HV) * sizeof(real));
+        assert_true(isnan(got.out[rows * f->HV * f->V]));
+        result_free(c, &want), result_free(c, &got);
+        case_free(c);
+    }
+    dev_close(&d);
+}
+
 static void gates(void **state) {
     static const struct {
         enum case_gate gate;
@@ -403,6 +457,9 @@ static int report(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(shapes),        cmocka_unit_test(tiles),
                                        cmocka_unit_test(long_sequence), cmocka_unit_test(splits),
+                                       cmocka_unit_test(wide_splits),   cmocka_unit_test(neighbours),
+                                       cmocka_unit_test(vanishing),
+
                                        cmocka_unit_test(gates),         cmocka_unit_test(short_segments),
                                        cmocka_unit_test(decode),        cmocka_unit_test(bits_and_mistakes),
                                        cmocka_unit_test(older),         cmocka_unit_test(forms),

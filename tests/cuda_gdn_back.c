@@ -168,12 +168,53 @@ static void splits(void **state) {
     (void)state;
     static const struct gdn_shape small = {1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3},
                                   large = {1, 1, 256, 128, GATE_RANDOM, -0.001, 0, 0.3},
-                                  odd = {1, 2, 128, 64, GATE_RANDOM, -0.001, 0, 0.3};
-    static const int64_t len[] = {800, 70};
+                                  narrow = {1, 1, 256, 64, GATE_RANDOM, -0.001, 0, 0.3},
+                                  odd = {1, 2, 128, 64, GATE_RANDOM, -0.001, 0, 0.3},
+                                  wide = {1, 1, 128, 128, GATE_RANDOM, -0.001, 0, 0.3},
+                                  vanishing = {2, 16, 64, 64, GATE_RANDOM, -3, 0, 1};
+    static const int64_t len[] = {800, 70, 1, 2, 64, 65, 3, 1}, longer[] = {36 * 64, 3}, parts[] = {1300, 70};
     struct dev d = dev_open(false);
     splits_matter(&d, &small);
     compare(&d, &small, len, 2, false);
-    if (!dev_slow(&d)) compare(&d, &large, len, 2, true), compare(&d, &odd, len, 2, true);
+    compare(&d, &wide, len, 8, false);         /* so many that blocks are wide */
+    compare(&d, &vanishing, longer, 2, false); /* transitions are 0 before splits end */
+    compare(&d, dev_slow(&d) ? &narrow : &large, parts, 2, true);
+    if (!dev_slow(&d)) compare(&d, &odd, len, 2, true);
+    dev_close(&d);
+}
+
+/* A segment's gradients do not depend on the others, even where their inputs are not numbers: its last chunk is copied
+ * together with the next segment's first rows. */
+static void neighbours(void **state) {
+    static const struct gdn_shape batch[] = {{1, 1, 64, 64, GATE_RANDOM, -0.001, 0, 0.3},
+                                             {1, 1, 128, 192, GATE_RANDOM, -0.1, 0, 1}};
+    static const int64_t len[2][3] = {{801, 70, 30}, {67, 66, 2}};
+    (void)state;
+    struct dev d = dev_open(false);
+    for (int i = 0; i < 2; i++) {
+        const struct gdn_shape *f = &batch[i];
+        struct gdn_case *c = new_case(&d, f, len[i], 3);
+        struct gdn_result r[2] = {result_new(c), result_new(c)};
+        const int64_t rows = len[i][0];
+        for (int n = 0; n < 2; n++) {
+            struct hl_rows batch_rows;
+            struct hl_gdn a = upload(&d, c, &batch_rows, true);
+            d.ops->gdn_forward(d.backend, &a);
+            d.ops->gdn_backward(d.backend, &a);
+            take(&d, c, &a, &r[n]);
+            drop(&d, &a);
+            for (int64_t x = rows * f->K; x < c->T * f->K; x++) ((real *)c->a.q)[x] = ((real *)c->a.k)[x] = NAN;
+            for (int64_t x = rows * f->V; x < c->T * f->V; x++) ((real *)c->a.v)[x] = ((real *)c->a.dout)[x] = NAN;
+        }
+        assert_memory_equal(r[0].dq, r[1].dq, (size_t)(rows * f->K) * sizeof(real));
+        assert_memory_equal(r[0].dk, r[1].dk, (size_t)(rows * f->K) * sizeof(real));
+        assert_memory_equal(r[0].dv, r[1].dv, (size_t)(rows * f->V) * sizeof(real));
+        assert_memory_equal(r[0].dg, r[1].dg, (size_t)rows * sizeof(real));
+        assert_memory_equal(r[0].dbeta, r[1].dbeta, (size_t)rows * sizeof(real));
+        assert_true(isnan(r[1].dq[rows * f->K]));
+        for (int n = 0; n < 2; n++) result_free(c, &r[n]);
+        case_free(c);
+    }
     dev_close(&d);
 }
 
@@ -330,9 +371,10 @@ static void times(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest all[] = {
-        cmocka_unit_test(all_shapes),      cmocka_unit_test(splits),       cmocka_unit_test(all_gates),
-        cmocka_unit_test(wrong_is_caught), cmocka_unit_test(with_forward), cmocka_unit_test(many),
-        cmocka_unit_test(older),           cmocka_unit_test(forms),        cmocka_unit_test(times)};
+        cmocka_unit_test(all_shapes), cmocka_unit_test(splits),          cmocka_unit_test(neighbours),
+        cmocka_unit_test(all_gates),  cmocka_unit_test(wrong_is_caught), cmocka_unit_test(with_forward),
+        cmocka_unit_test(many),       cmocka_unit_test(older),           cmocka_unit_test(forms),
+        cmocka_unit_test(times)};
     (void)argv;
     if (argc > 1) { /* times only */
         const struct CMUnitTest only[] = {cmocka_unit_test(times)};

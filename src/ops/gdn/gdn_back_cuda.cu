@@ -2,6 +2,7 @@
  * first that fits a batch is used, the gates of all chunks, and the sum over a key head's value heads. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
+#include <stdlib.h>
 
 enum { WARPS = 4 };
 
@@ -57,7 +58,7 @@ extern "C" void HL_OP(gdn_sum_heads)(struct hl_cuda *c, const act *head, act *su
 
 /* Lays out the scratch memory for states of `size` bytes a number; returns its end. */
 static char *carve(struct gdn_back *a, char *p, int64_t size) {
-    const int64_t heads = a->chunks * a->HV, scans = a->segs * a->HV, splits = a->split.n, again = a->fused_splits;
+    const int64_t heads = a->chunks * a->HV, scans = a->segs * a->HV, splits = a->split.n, again = a->state_splits;
     const int64_t KV = (int64_t)a->K * a->V;
     a->gates = (float *)gdn_carve(&p, heads * BACK_GATES * 4);
     a->h = gdn_carve(&p, a->fused ? 0 : heads * KV * size);
@@ -94,8 +95,14 @@ static bool chunks_fit(struct hl_cuda *c, const struct hl_gdn *a) {
 static bool fused_fits(struct hl_cuda *c, const struct hl_gdn *a) {
     return chunks_fit(c, a) && HL_OP(gdn_back_fused_fits)(c, a->V);
 }
+/* as gdn_ring_plan_of: the reverse scan uses wide tiles if they fill the GPU */
 static int scan_splits(const struct gdn_back *a, int64_t longest) {
-    return gdn_num_splits(GDN_BUSY / (a->segs * a->HV * hl_pieces(a->V, 64)), hl_pieces(longest, C));
+    enum { LEAST = 8 };
+    const int64_t heads = a->segs * a->HV, chunks = hl_pieces(longest, C);
+    const bool wide = a->K == 128 && a->V % 128 == 0 && heads * (a->V / 128) >= LEAST;
+    const char *s = getenv("HOLA_GDN_BACK_PARTS"); /* MEASURE */
+    if (s) return gdn_num_splits(atoi(s), chunks);
+    return gdn_num_splits(GDN_BUSY / (heads * hl_pieces(a->V, wide ? 128 : 64)), chunks);
 }
 /* splits of the fused scan, so that its blocks fill the GPU */
 static int fused_splits(const struct gdn_back *a, int64_t longest) {
@@ -104,9 +111,15 @@ static int fused_splits(const struct gdn_back *a, int64_t longest) {
     const int64_t n = wanted < most ? wanted : most;
     return n < 2 ? 1 : (int)n;
 }
+/* The states between them are scanned in halves of splits if the blocks of whole ones leave room on the GPU for twice as
+ * many. */
+static int state_parts(const struct gdn_back *a) {
+    return a->segs * a->HV * (a->fused_splits - 1) * hl_pieces(a->V, 128) * hl_pieces(a->K, 128) <= GDN_BUSY ? 2 : 1;
+}
 static bool run_fused(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
     a->fused = true;
     a->split.n = scan_splits(a, longest), a->fused_splits = fused_splits(a, longest);
+    a->state_splits = a->fused_splits > 1 ? a->fused_splits * state_parts(a) : 1;
     if (!reserve(c, a, sizeof(bf16))) return false;
     launch_pdl(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
     HL_OP(gdn_back_scan)(c, a);
@@ -115,7 +128,7 @@ static bool run_fused(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
     return true;
 }
 static bool run_chunks(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
-    a->split.n = scan_splits(a, longest), a->fused_splits = 1;
+    a->split.n = scan_splits(a, longest), a->fused_splits = a->state_splits = 1;
     if (!reserve(c, a, sizeof(bf16))) return false;
     launch_pdl(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
     HL_OP(gdn_back_states)(c, a);
@@ -126,7 +139,7 @@ static bool run_chunks(struct hl_cuda *c, struct gdn_back *a, int64_t longest) {
 #endif
 static bool any(struct hl_cuda *, const struct hl_gdn *) { return true; }
 static bool run_plain(struct hl_cuda *c, struct gdn_back *a, int64_t) {
-    a->split.n = a->fused_splits = 1;
+    a->split.n = a->fused_splits = a->state_splits = 1;
     if (!reserve(c, a, sizeof(float))) return false;
     launch(c, back_gates, blocks_for(a->chunks * a->HV, WARPS), 32 * WARPS, 0, *a);
     HL_OP(gdn_back_plain)(c, a);

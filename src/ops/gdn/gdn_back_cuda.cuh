@@ -56,9 +56,9 @@ struct gdn_back {
     act *dq_head, *dk_head;    /* [T][HV][K]: dq, dk themselves when a key head has one value head */
     struct gdn_seqsplit split; /* of the reverse scan, and of the states to memory */
     float *decays;             /* [segs][HV][splits]: decay of the state over a split */
-    /* of the fused scan: splits of a segment, the states after them, [segs][HV][fused_splits][V][K]; sums
-     * over K of each tile's rows, [tiles][chunks][HV][SUMS] */
-    int fused_splits;
+    /* of the fused scan: splits of a segment; the states after each of `state_splits`, a multiple of them,
+     * [segs][HV][state_splits][V][K]; sums over K of each tile's rows, [tiles][chunks][HV][SUMS] */
+    int fused_splits, state_splits;
     float *fused_states, *sums;
     bool fused;            /* X2 is laid out as in shared memory, in panels of 64 columns, for bulk copies */
     const float *h0, *dht; /* [segs][HV][K][V], or NULL: then h and dh are 0 there */

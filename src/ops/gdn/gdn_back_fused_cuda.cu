@@ -322,16 +322,16 @@ static __global__ void __launch_bounds__(2 * GROUP + 2 * KT, 1) back_fused(const
     for (int c = 0; c < w.chunks; c++) scan_chunk<R>(m, b, c, group, S);
 }
 
-/* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows per lane */
+/* One warp: dbeta and dg of a chunk, dg from the sums over the rows before and after; two rows per lane. They are stored
+ * by rows, as the block's chunks are usually those of adjacent heads. */
 static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_back a, int tiles) {
-    const int lane = threadIdx.x % 32, item = blockIdx.x * (GROUP / 32) + threadIdx.x / 32;
+    enum { ITEMS = GROUP / 32 };
+    __shared__ float done[2][ITEMS][C + 8]; /* dg, dbeta */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * ITEMS, item = first + warp;
+    float x[2][DOTS] = {}, hdh = 0;
     pdl_wait();
     pdl_trigger();
-    if (item >= a.items) return;
-    const struct hl_dev_span p = a.chunk[item / a.HV];
-    const int64_t row = (int64_t)p.row * a.HV + item % a.HV;
-    float x[2][DOTS] = {}, hdh = 0;
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = 0; tile < tiles && item < a.items; tile++) {
         const float *sums = a.sums + ((int64_t)tile * a.items + item) * SUMS;
         hdh += sums[DOTS * C];
         for (int d = 0; d < DOTS; d++) {
@@ -339,10 +339,10 @@ static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_ba
             x[0][d] += y.x, x[1][d] += y.y;
         }
     }
+    const int len = item < a.items ? a.chunk[item / a.HV].len : 0;
     for (int i = 0; i < 2; i++) {
-        const int r = 2 * lane + i;
-        if (r >= p.len) x[i][UP] = x[i][KU] = 0;
-        else a.dbeta[row + (int64_t)r * a.HV] = x[i][DB];
+        done[1][warp][2 * lane + i] = x[i][DB];
+        if (2 * lane + i >= len) x[i][UP] = x[i][KU] = 0;
     }
     float after = x[0][UP] + x[1][UP], before = x[0][KU] + x[1][KU]; /* from this lane on, up to it */
     for (int d = 1; d < 32; d *= 2) {
@@ -352,9 +352,17 @@ static __global__ void __launch_bounds__(GROUP) finish_gates(const struct gdn_ba
     }
     const float skipped = __shfl_up_sync(0xffffffffu, before, 1), base = lane ? skipped : 0.0f;
     const float later = __shfl_down_sync(0xffffffffu, after, 1), tail = lane < 31 ? later : 0.0f;
-    if (!a.dg) return;
-    if (2 * lane < p.len) a.dg[row + (int64_t)(2 * lane) * a.HV] = x[0][UP] + (x[1][UP] + tail) + base + hdh;
-    if (2 * lane + 1 < p.len) a.dg[row + (int64_t)(2 * lane + 1) * a.HV] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
+    done[0][warp][2 * lane] = x[0][UP] + (x[1][UP] + tail) + base + hdh;
+    done[0][warp][2 * lane + 1] = x[1][UP] + tail + (base + x[0][KU]) + hdh;
+    __syncthreads();
+    const int n = threadIdx.x % ITEMS, mine = first + n;
+    if (mine >= a.items) return;
+    const struct hl_dev_span p = a.chunk[mine / a.HV];
+    const int64_t row = (int64_t)p.row * a.HV + mine % a.HV;
+    for (int r = threadIdx.x / ITEMS; r < p.len; r += GROUP / ITEMS) {
+        if (a.dg) a.dg[row + (int64_t)r * a.HV] = done[0][n][r];
+        a.dbeta[row + (int64_t)r * a.HV] = done[1][n][r];
+    }
 }
 
 template <int KT, int V> static void launch_fused(struct hl_cuda *c, const struct gdn_back *a) {

@@ -110,7 +110,8 @@ static __device__ __forceinline__ void load_start(const struct gdn_back &a, cons
                                                   float S[R::V / 8][4]) {
     const int t = threadIdx.x % 4;
     const float *from = NULL;
-    if (w.split > 0) from = a.fused_states + (((int64_t)w.s * a.HV + w.hv) * a.fused_splits + w.split - 1) * R::V * a.K;
+    const int n = a.state_splits, before = w.split * (n / a.fused_splits) - 1;
+    if (w.split > 0) from = a.fused_states + (((int64_t)w.s * a.HV + w.hv) * n + before) * R::V * a.K;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int k = w.tile * R::KT + group * 64 + own_row(i / 2);

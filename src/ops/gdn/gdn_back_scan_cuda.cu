@@ -5,34 +5,46 @@
  *     dh <- exp(G_last) dh + Q^T (s eG dO) - K^T (eG beta X2)
  * Grid: a block per segment, split, value head and 64 W columns of V (tiles fastest). Block: W consumer
  * warpgroups with 64 columns each, which form P together (named barrier 1: P is complete), then a producer
- * warpgroup. mbarriers of two rings: in (q, k, A, gates, and dO; the loaders fill, the consumers empty) and
- * out (X2, in dO's place; the consumers fill, the storers empty). Long segments are split, counted from the
- * segment's end. */
+ * warpgroup, whose first warp loads (gdn_copy_cuda.cuh) and whose others store. mbarriers of two rings: in (q, k, A,
+ * gates, and dO; the copies fill, the consumers empty) and out (X2, in dO's place; the consumers fill, the storers
+ * empty); landed: the copies of a chunk with fewer than 64 rows. Long segments are split, counted from the segment's
+ * end. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
+#include "ops/gdn/gdn_copy_cuda.cuh"
 #include "ops/gdn/gdn_pipeline_cuda.cuh"
 
 #ifndef HL_CUDA_F32
 
-enum { LOAD_THREADS = GROUP / 2, OUTS = 3 };
+enum { OUTS = 3 };
+struct maps {
+    struct tensor_map q, k, A, dO;
+};
 template <int K> struct stage { bf16 q[C * K], k[C * K], P[C * C], A[C * C]; };
 template <int K, int W> struct smem {
     enum { DEPTH = K == 256 ? 2 : 3 };
     stage<K> in[DEPTH];
     bf16 out[OUTS][W * PANEL]; /* dO, then X2 in its place; a panel for each consumer */
     float gates[DEPTH][BACK_GATES];
-    uint64_t barriers[2 * DEPTH + 2 * OUTS];
+    uint64_t barriers[2 * DEPTH + 2 * OUTS + 1];
+    gdn_vanished<DEPTH, 4 * W> vanished;
 };
 template <int DEPTH> struct reverse_barriers {
     ring_barriers<0, DEPTH> in;
     ring_barriers<2 * DEPTH, OUTS> out;
     __device__ __forceinline__ reverse_barriers(uint64_t *p) : in{mbarrier_base(p)}, out{in.first} {}
+    __device__ __forceinline__ mbarrier_t landed() const { return mbarrier_at(in.first, 2 * DEPTH + 2 * OUTS); }
 };
-/* by one thread, given the numbers of loading and storing threads */
+/* by one thread; storers: the threads that arrive at out.empty, 0: a thread of each consumer warp */
 template <int W, int DEPTH>
-static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int loaders, int storers) {
-    for (int i = 0; i < DEPTH; i++) mbarrier_init(b.in.full(i), loaders), mbarrier_init_warps(b.in.empty(i), 4 * W);
-    for (int i = 0; i < OUTS; i++) mbarrier_init_warps(b.out.full(i), 4 * W), mbarrier_init(b.out.empty(i), storers);
+static __device__ __forceinline__ void init_barriers(const reverse_barriers<DEPTH> &b, int storers) {
+    mbarrier_init(b.landed(), 1);
+    for (int i = 0; i < DEPTH; i++) mbarrier_init_warps(b.in.full(i), 1), mbarrier_init_warps(b.in.empty(i), 4 * W);
+    for (int i = 0; i < OUTS; i++) {
+        mbarrier_init_warps(b.out.full(i), 4 * W);
+        if (storers) mbarrier_init(b.out.empty(i), storers);
+        else mbarrier_init_warps(b.out.empty(i), 4 * W);
+    }
 }
 
 /* The chunks of a segment and value head that a block scans. Rows are computed rather than loaded: a load would stall
@@ -69,55 +81,67 @@ static __device__ __forceinline__ int64_t row_of(const struct gdn_back &a, const
 
 /* ---- producer warpgroup ---- */
 
-/* Starts the bulk store of X2 of a step, in the layout of shared memory; by one thread */
+/* By a warp. Without values only what M takes: k, A and the gates. */
 template <int K, int W>
-static __device__ __forceinline__ void store_tile(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
-                                                  const struct gdn_back &a, const chunk_range &w, int step) {
-    const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
-    mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
-    bulk_store((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
-}
-/* By threads i of N. STORES: the first of them also stores X2, DEPTH steps later, when the step's buffers are empty, so
- * X2 is complete. */
-template <int K, int W, int N, bool STORES>
 static __device__ __forceinline__ void load_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
-                                                 const struct gdn_back &a, const chunk_range &w, int i) {
+                                                 const struct gdn_back &a, const struct maps &maps,
+                                                 const chunk_range &w, int lane) {
     enum { DEPTH = smem<K, W>::DEPTH };
+    const int hk = w.hv / a.group * K, bytes = 2 * C * (w.values ? 2 * K + C + 64 * W : K + C) + 4 * BACK_GATES;
     for (int step = 0; step < w.chunks; step++) {
-        const int c = w.top - step, n = rows_of(w, c), at = step % DEPTH;
-        const int64_t row = row_of(a, w, c), head = (int64_t)c * a.HV + w.hv;
-        const int64_t qk = (row / a.HV * a.H + w.hv / a.group) * K;
-        stage<K> &s = m.in[at];
-        mbarrier_wait(b.in.empty(step), empty_parity<DEPTH>(step));
-        if (STORES && i == 0 && step >= DEPTH) store_tile(m, b, a, w, step - DEPTH);
-#pragma unroll 1
-        for (int p = 0; p < K / 64; p++) {
-            copy_panel<64, C, N>(s.k + p * PANEL, a.k + qk + 64 * p, a.H * K, n, i);
-            copy_panel<64, C, N>(s.q + p * PANEL, a.q + qk + 64 * p, a.H * K, n, i);
+        const int c = w.top - step, n = rows_of(w, c), row = (int)w.row + (c - w.first) * C;
+        stage<K> &s = m.in[step % DEPTH];
+        bf16 *dO = m.out[step % OUTS];
+        if (!w.values) { /* of a chunk with all rows */
+            mbarrier_wait(b.in.empty(step), empty_parity<DEPTH>(step));
+            if (__shfl_sync(0xffffffffu, lane == 0 && m.vanished.ends(step), 0)) {
+                mbarrier_arrive_warp(b.in.full(step), lane);
+                return;
+            }
         }
-        copy_panel<C, C, N>(s.A, a.A + row * C, a.HV * C, n, i);
-#pragma unroll 1
-        for (int j = i; j < BACK_GATES / 4; j += N)
-            copy_async(m.gates[at] + 4 * j, a.gates + head * BACK_GATES + 4 * j);
-        if (STORES && i == 0 && step >= OUTS) {
-            bulk_store_wait_read<OUTS - DEPTH>();
-            mbarrier_arrive(b.out.empty(step - OUTS));
+        if (lane == 0) {
+            const mbarrier_t full = n == C ? b.in.full(step) : b.landed();
+            mbarrier_wait(b.in.empty(step), empty_parity<DEPTH>(step));
+            mbarrier_arrive_expect_tx(full, bytes);
+            for (int p = 0; p < K / 64; p++) {
+                tensor_copy(s.k + p * PANEL, &maps.k, row, hk + 64 * p, full);
+                if (w.values) tensor_copy(s.q + p * PANEL, &maps.q, row, hk + 64 * p, full);
+            }
+            bulk_copy(m.gates[step % DEPTH], a.gates + ((int64_t)c * a.HV + w.hv) * BACK_GATES, 4 * BACK_GATES, full,
+                      true);
+            tensor_copy(s.A, &maps.A, row, w.hv * C, full);
+            if (w.values) mbarrier_wait(b.out.empty(step), empty_parity<OUTS>(step));
+            for (int g = 0; g < W && w.values; g++)
+                tensor_copy(dO + g * PANEL, &maps.dO, row, w.hv * a.V + w.col + 64 * g, full);
         }
-        mbarrier_wait(b.out.empty(step), empty_parity<OUTS>(step));
-#pragma unroll 1
-        for (int g = 0; g < W; g++)
-            copy_panel<64, C, N>(m.out[step % OUTS] + g * PANEL, a.dout + row * a.V + (w.values ? w.col + 64 * g : 0),
-                                 a.HV * a.V, w.values ? n : 0, i);
-        copy_async_arrive(b.in.full(step));
-    }
-    if constexpr (STORES) {
-        for (int step = w.chunks < DEPTH ? 0 : w.chunks - DEPTH; i == 0 && step < w.chunks; step++)
-            store_tile(m, b, a, w, step);
-        if (i == 0) bulk_store_wait_read<0>();
+        __syncwarp();
+        if (n == C) {
+            if (lane > 0 && lane < WARP_ARRIVALS) mbarrier_arrive(b.in.full(step));
+            continue;
+        }
+        mbarrier_wait(b.landed(), 0); /* only the segment's last chunk can be shorter, and it comes first */
+        clear_rows(s.q, K / 64, n, lane), clear_rows(s.k, K / 64, n, lane), clear_rows(s.A, 1, n, lane);
+        clear_rows(dO, W, n, lane);
+        fence_proxy_async();
+        mbarrier_arrive_warp(b.in.full(step), lane);
     }
 }
-/* X2 of the block's columns to memory row by row, where the scan is FINAL; by threads i of STORE_THREADS */
-template <int K, int W, bool FINAL>
+/* X2 to memory in the layout of shared memory, by one thread: a bulk store per chunk, of which one may be running */
+template <int K, int W>
+static __device__ __forceinline__ void store_tiles(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
+                                                   const struct gdn_back &a, const chunk_range &w) {
+    for (int step = 0; step < w.chunks; step++) {
+        const int64_t item = (int64_t)(w.top - step) * a.HV + w.hv;
+        mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
+        bulk_store((bf16 *)a.X2 + item * C * a.V + w.col * C, m.out[step % OUTS], W * PANEL * (int)sizeof(bf16));
+        if (step == 0) continue;
+        bulk_store_wait_read<1>();
+        mbarrier_arrive(b.out.empty(step - 1));
+    }
+    bulk_store_wait_read<0>();
+}
+/* X2 of the block's columns to memory row by row; by threads i of STORE_THREADS */
+template <int K, int W>
 static __device__ __forceinline__ void store_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
                                                   const struct gdn_back &a, const chunk_range &w, int i) {
     enum { STEP = row_store<W>::STEP };
@@ -128,11 +152,12 @@ static __device__ __forceinline__ void store_loop(smem<K, W> &m, const reverse_b
         bf16 *to = (bf16 *)a.X2 + (row_of(a, w, c) + (int64_t)p.row * a.HV) * a.V + w.col + p.col;
         mbarrier_wait(b.out.full(step), full_parity<OUTS>(step));
 #pragma unroll
-        for (int first = 0; FINAL && first < C; first += BATCH * STEP) {
+        for (int first = 0; first < C; first += BATCH * STEP) {
             uint4 x[BATCH];
             p.read(x, m.out[step % OUTS], first);
             p.write(to, x, next, n - first), to += BATCH * next;
         }
+        fence_proxy_async(); /* before the next copy to it */
         mbarrier_arrive(b.out.empty(step));
     }
 }
@@ -186,8 +211,8 @@ template <int K, int W> static __device__ __forceinline__ void form_scores(stage
                 pack2(d[n][2 * h], d[n][2 * h + 1]);
     fence_proxy_async();
 }
-/* One chunk: dh after it becomes dh before it. to: destination for dh after it, or NULL. */
-template <int K, int W, bool FINAL>
+/* One chunk: dh after it becomes dh before it. to: destination for dh after it, or NULL. VALUES: else dO is 0. */
+template <int K, int W, bool FINAL, bool VALUES>
 static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b, int step,
                                                   int group, float dh[K / 8][4], bf16 *to) {
     enum { DEPTH = smem<K, W>::DEPTH };
@@ -197,28 +222,29 @@ static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_b
     bf16 *out = m.out[step % OUTS] + group * PANEL;
     float d[C / 8][4];
     uint32_t x[4][4], y[4][4];
-    mbarrier_wait(b.in.full(step), full_parity<DEPTH>(step));
-    fence_proxy_async();
     const float end = eG[C - 1];
-    form_scores<K, W>(s, gates, group);
+    if constexpr (VALUES) form_scores<K, W>(s, gates, group);
     read_state<K>(d, dh, s.k, to);
     scale_columns(d, eL, 1.0f);
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) dh[n][i] *= end;
+    if constexpr (VALUES) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) tile_load_a_trans<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
-    scale_operands(y, x, eG, scale); /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
-    wgmma_hold_a<4>(x), wgmma_hold_a<4>(y);
-    named_barrier_sync(1, W * GROUP); /* P is complete */
-    wgmma_begin<C / 8>(d);
-    times_square(d, x, s.P);
-    wgmma_commit_wait<1>();
-    wgmma_begin<K / 8>(dh);
-    write_state<K>(dh, y, s.q);
-    wgmma_commit_wait<1>();
-    wgmma_hold<C / 8>(d), wgmma_hold_a<4>(x);
+        for (int i = 0; i < 4; i++) tile_load_a_trans<64>(x[i], out, 16 * i, threadIdx.x / 32 % 4 * 16);
+        scale_operands(y, x, eG, scale); /* both uses of dO: dv += P^T dO and dh += Q^T (s eG dO) */
+        wgmma_hold_a<4>(x), wgmma_hold_a<4>(y);
+        if (!FINAL) mbarrier_arrive_warp(b.out.empty(step));
+        named_barrier_sync(1, W * GROUP); /* P is complete */
+        wgmma_begin<C / 8>(d);
+        times_square(d, x, s.P);
+        wgmma_commit_wait<1>();
+        wgmma_begin<K / 8>(dh);
+        write_state<K>(dh, y, s.q);
+        wgmma_commit_wait<1>();
+        wgmma_hold<C / 8>(d), wgmma_hold_a<4>(x);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
     wgmma_hold_a<4>(x);
@@ -232,18 +258,21 @@ static __device__ __forceinline__ void scan_chunk(smem<K, W> &m, const reverse_b
     wgmma_hold_a<4>(y);
     wgmma_begin<K / 8>(dh);
     write_state<K>(dh, y, s.k);
-    wgmma_commit_wait<1>();
+    if constexpr (FINAL) {
+        wgmma_commit_wait<1>();
 #pragma unroll
-    for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
-    store_trans(out, x);
-    fence_proxy_async();
-    mbarrier_arrive_warp(b.out.full(step));
+        for (int i = 0; i < 4; i++) pack_a(x[i], d + 2 * i);
+        store_trans(out, x);
+        fence_proxy_async();
+        mbarrier_arrive_warp(b.out.full(step));
+    }
     wgmma_wait_all<K / 8>(dh);
     wgmma_hold_a<4>(y);
+    if constexpr (!VALUES) m.vanished.template note<K>(dh, step);
     mbarrier_arrive_warp(b.in.empty(step));
 }
 
-template <int K, int W, bool FINAL, bool STATES>
+template <int K, int W, bool FINAL, bool STATES, bool VALUES>
 static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_barriers<smem<K, W>::DEPTH> &b,
                                                  const struct gdn_back &a, const chunk_range &w, int group,
                                                  float dh[K / 8][4]) {
@@ -253,37 +282,38 @@ static __device__ __forceinline__ void scan_loop(smem<K, W> &m, const reverse_ba
         bf16 *to = NULL;
         if (a.dh && (c < w.last || (STATES && a.dht)))
             to = (bf16 *)a.dh + (((int64_t)c * a.HV + w.hv) * a.V + col) * K + row * 64;
-        scan_chunk<K, W, FINAL>(m, b, step, group, dh, to);
+        mbarrier_wait(b.in.full(step), full_parity<smem<K, W>::DEPTH>(step));
+        if (!VALUES && m.vanished.end[step % smem<K, W>::DEPTH]) break;
+        scan_chunk<K, W, FINAL, VALUES>(m, b, step, group, dh, to);
     }
 }
 
 /* FINAL: stores dh and X2. Otherwise only the states between the splits: tiles of V's columns, then of K's (the
- * identity). fused: the whole producer loads, and one thread stores X2 by bulk copies; otherwise half load and half
- * store. */
+ * identity). fused: one thread stores X2 by bulk copies; otherwise STORE_THREADS do. */
 template <int K, int W, bool FINAL, bool STATES>
-static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const struct gdn_back a) {
+static __global__ void __launch_bounds__((W + 1) * GROUP, 1)
+    reverse_scan(const struct gdn_back a, const __grid_constant__ struct maps maps) {
     smem<K, W> &m = *(smem<K, W> *)shared_tiles();
     const reverse_barriers<smem<K, W>::DEPTH> b(m.barriers);
-    const int values = a.V / (64 * W), tiles = FINAL ? values : values + K / (64 * W);
-    const int splits = FINAL ? a.split.n : a.split.n - 1, tile = blockIdx.x % tiles, group = warpgroup_index();
-    const int hv = blockIdx.x / tiles % a.HV, split = blockIdx.x / tiles / a.HV % splits,
-              s = blockIdx.x / tiles / a.HV / splits;
+    const int tiles = a.V / (64 * W), tile = blockIdx.x % tiles, head = blockIdx.x / tiles;
+    const struct gdn_split_unit u =
+        FINAL ? gdn_split_unit{true, tile, head % a.HV, head / a.HV % a.split.n, head / a.HV / a.split.n}
+              : gdn_split_unit_of(a.split, blockIdx.x, tiles, K / (64 * W));
+    const int group = warpgroup_index(), hv = u.hv, split = u.split, s = u.s;
     named_barrier_init();
     chunk_range w = range_of(a, s, hv, split);
-    w.values = tile < values;
-    w.col = (w.values ? tile : tile - values) * 64 * W;
-    if (!w.values && split == 0) return;
-    const bool fused = FINAL && a.fused;
-    if (threadIdx.x == 0) init_barriers<W>(b, fused ? GROUP : LOAD_THREADS, fused ? 1 : STORE_THREADS);
+    w.values = u.values, w.col = u.tile * 64 * W;
+    if (threadIdx.x == 0) init_barriers<W>(b, !FINAL ? 0 : a.fused ? 1 : STORE_THREADS);
     __syncthreads();
     pdl_wait();
     pdl_trigger();
     if (group == W) {
         producer_registers<K, W>();
         const int i = threadIdx.x - W * GROUP;
-        if (fused) load_loop<K, W, GROUP, FINAL>(m, b, a, w, i);
-        else if (i < LOAD_THREADS) load_loop<K, W, LOAD_THREADS, false>(m, b, a, w, i);
-        else store_loop<K, W, FINAL>(m, b, a, w, i - LOAD_THREADS);
+        if (i < 32) load_loop<K, W>(m, b, a, maps, w, i);
+        else if (FINAL && a.fused && i == 32) store_tiles<K, W>(m, b, a, w);
+        else if (FINAL && !a.fused && i >= GROUP - STORE_THREADS)
+            store_loop<K, W>(m, b, a, w, i - (GROUP - STORE_THREADS));
     } else {
         consumer_registers<K, W>();
         const int64_t col = w.col + threadIdx.x / 32 * 16;
@@ -293,20 +323,25 @@ static __global__ void __launch_bounds__((W + 1) * GROUP, 1) reverse_scan(const 
         else identity_state<K>(dh, (int)col);
         if constexpr (STATES)
             if (w.values && split == 0 && a.dht) load_state<K>(dh, end_state(a, a.dht, s, hv) + col, a.V);
-        scan_loop<K, W, FINAL, STATES>(m, b, a, w, group, dh);
-        if (FINAL && STATES && a.dh0 && split + 1 == splits) store_state<K>(end_state(a, a.dh0, s, hv) + col, dh, a.V);
+        if (FINAL || w.values) scan_loop<K, W, FINAL, STATES, true>(m, b, a, w, group, dh);
+        else scan_loop<K, W, FINAL, STATES, false>(m, b, a, w, group, dh);
+        if (FINAL && STATES && a.dh0 && split + 1 == a.split.n)
+            store_state<K>(end_state(a, a.dh0, s, hv) + col, dh, a.V);
         if (!FINAL && w.values) store_state<K>(split_state(a.split, K, s, hv, split) + col, dh, a.V);
         else if (!FINAL) store_state<K>(split_transition(a.split, K, s, hv, split) + col, dh, K);
     }
 }
 
 template <int K, int W, bool FINAL> static void launch_scan(struct hl_cuda *c, const struct gdn_back *a) {
-    const int64_t splits = FINAL ? a->split.n : a->split.n - 1, width = FINAL ? a->V : a->V + K;
+    const int tiles = a->V / (64 * W);
+    const int64_t blocks =
+        FINAL ? a->segs * a->HV * a->split.n * tiles : gdn_split_units(&a->split, tiles, K / (64 * W));
     struct gdn_back x = *a;
     if (!FINAL) x.dh = NULL;
+    const struct maps maps = {gdn_map(a->q, a->T, a->H * K), gdn_map(a->k, a->T, a->H * K),
+                              gdn_map(a->A, a->T, a->HV * C), gdn_map(a->dout, a->T, a->HV * a->V)};
     launch_pdl(c, back_states_given(a) ? reverse_scan<K, W, FINAL, true> : reverse_scan<K, W, FINAL, false>,
-               (unsigned)(a->segs * a->HV * splits * (width / (64 * W))), (W + 1) * GROUP,
-               sizeof(smem<K, W>) + TILES_ROOM, x);
+               (unsigned)blocks, (W + 1) * GROUP, sizeof(smem<K, W>) + TILES_ROOM, x, maps);
 }
 /* Wide tiles if they fill the GPU. */
 template <int K> static void run(struct hl_cuda *c, const struct gdn_back *a) {

@@ -177,10 +177,11 @@ static __global__ void __launch_bounds__(256) join_ends(const struct gdn_back a)
     pdl_trigger();
     if (i >= a.segs * a.HV * n) return;
     const int64_t place = i / n * a.split.n;
-    float4 *end = (float4 *)a.split.states + place * n + i % n, S = *end;
+    float4 *end = (float4 *)a.split.states + place * n + i % n, S = *end, next = end[n];
     for (int p = 1; p < a.split.n - 1; p++) {
         const float decay = a.decays[place + p];
-        const float4 y = end[p * n];
+        const float4 y = next;
+        if (p + 2 < a.split.n) next = end[(p + 1) * n]; /* before the store, which it might follow otherwise */
         S.x = decay * S.x + y.x, S.y = decay * S.y + y.y, S.z = decay * S.z + y.z, S.w = decay * S.w + y.w;
         end[p * n] = S;
     }
@@ -207,9 +208,9 @@ extern "C" void HL_OP(gdn_back_states)(struct hl_cuda *c, const struct gdn_back 
 extern "C" void HL_OP(gdn_back_fused_states)(struct hl_cuda *c, const struct gdn_back *a) {
     const bool wide = a->V % 128 == 0;
     struct gdn_back x = *a;
-    x.split.n = a->fused_splits, x.split.states = a->fused_states;
+    x.split.n = a->state_splits, x.split.states = a->fused_states;
     if (a->K % 128 == 0) (wide ? launch_ends<128, 8> : launch_ends<128, 4>)(c, &x);
     else (wide ? launch_ends<64, 8> : launch_ends<64, 4>)(c, &x);
-    if (a->fused_splits > 2) launch_pdl(c, join_ends, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
+    if (x.split.n > 2) launch_pdl(c, join_ends, blocks_for(a->segs * a->HV * a->K * a->V / 4, 256), 256, 0, x);
 }
 #endif

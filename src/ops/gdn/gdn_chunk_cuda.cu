@@ -31,7 +31,7 @@ template <int VT> struct smem {
     bf16 A[2][CHUNK * CHUNK], P[2][CHUNK * CHUNK];
     bf16 v[2][CHUNK * VT];                     /* v, then r, then out */
     bf16 v_new[CHUNK * VT], v_end[CHUNK * VT]; /* v_end: decayed to the end of the chunk */
-    float gates[2][GATES], sums[2][CHUNK];
+    float gates[2][GATES_READ], sums[2][CHUNK];
 };
 
 /* The segment, head and columns that a block scans. */
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void load_square(bf16 *to, const bf16 *from, c
 }
 static __device__ __forceinline__ void load_gates(float *to, const struct args &a, const struct place &w, int c) {
     const float *from = a.gates + ((int64_t)(w.first + c) * a.HV + w.hv) * GATES;
-    if (threadIdx.x < GATES / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
+    if (threadIdx.x < GATES_READ / 4) copy_async(to + 4 * threadIdx.x, from + 4 * threadIdx.x);
 }
 /* each warp copies the rows and columns of v that it will read itself */
 template <int VT>

@@ -3,14 +3,15 @@
 #ifndef HL_GDN_CUDA_CUH
 #define HL_GDN_CUDA_CUH
 #include "ops/cuda_ops.cuh"
+#include "cuda/fastmath.cuh"
 #include "cuda/wgmma.cuh"
 
-enum { CHUNK = HL_CHUNK, GATES = 3 * HL_CHUNK };
+enum { CHUNK = HL_CHUNK, GATES = 4 * HL_CHUNK, GATES_READ = 3 * HL_CHUNK }; /* READ: by those that do not form P */
 
 /* Results of gdn_prep, for every chunk and value head. P has A's shape and its zeros. */
 struct gdn_prep {
     act *A, *P;   /* [T][HV][64]: (I + L)^-1; K^{-1/2} (q k^T) decayed, with the diagonal. P NULL: not needed */
-    float *gates; /* [chunks][HV][3][64]: beta, exp(G), exp(G_last - G); past the chunk's rows beta is 0 */
+    float *gates; /* [chunks][HV][4][64]: beta, exp(G), exp(G_last - G), G / ln 2; past the chunk's rows beta is 0 */
     int *ready;   /* [chunks][HV], set to 0; NULL: not needed */
 };
 /* Stored by the variant `scan` for gdn_out. */
@@ -112,34 +113,45 @@ static __device__ __forceinline__ void load_tile(bf16 *tile, const bf16 *from, i
 }
 
 /* ---- decays ----
- * Cumulative log decays of a chunk as pairs hi + lo of floats: one token may subtract thousands while adjacent ones
- * differ by 1e-3. Differences are formed before exp, so nothing overflows. */
-struct gdn_decay {
-    float hi[HL_CHUNK], lo[HL_CHUNK], beta[HL_CHUNK];
+ * Cumulative log decays of a chunk, in powers of two, as integer and fraction: one token may subtract a hundred while
+ * adjacent ones differ by 1e-3. Differences are formed before exp2, and those of the integers are exact. exp(-128) is 0
+ * in float, so smaller log decays would only make the sums larger. */
+struct __align__(16) gdn_decay {
+    float whole[HL_CHUNK], frac[HL_CHUNK], beta[HL_CHUNK];
 };
 static __device__ __forceinline__ float decay_between(const struct gdn_decay *d, int i, int j) {
-    return __expf(d->hi[i] - d->hi[j] + (d->lo[i] - d->lo[j]));
+    return fast_exp2((d->whole[i] - d->whole[j]) + (d->frac[i] - d->frac[j]));
 }
 static __device__ __forceinline__ float decay_since_start(const struct gdn_decay *d, int i) {
-    return __expf(d->hi[i] + d->lo[i]);
+    return fast_exp2(d->whole[i] + d->frac[i]);
 }
-/* By one warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
-static __device__ __forceinline__ void load_decay(struct gdn_decay *d, const float *g, const float *beta, int64_t HV,
-                                                  int len) {
-    const int l = threadIdx.x % 32, i = 2 * l;
-    const double g0 = g && i < len ? (double)g[i * HV] : 0, g1 = g && i + 1 < len ? (double)g[(i + 1) * HV] : 0;
-    double sum = g0 + g1;
+/* Two rows per lane of a warp; g and beta at the chunk's first row, HV apart. Rows past len: no decay, beta 0. */
+struct gdn_gates {
+    float g[2], beta[2];
+};
+static __device__ __forceinline__ struct gdn_gates gdn_read_gates(const float *g, const float *beta, int64_t HV,
+                                                                  int len) {
+    struct gdn_gates x;
+    for (int j = 0; j < 2; j++) {
+        const int i = threadIdx.x % 32 * 2 + j;
+        x.g[j] = g && i < len ? g[i * HV] : 0.0f;
+        x.beta[j] = i < len ? beta[i * HV] : 0.0f;
+    }
+    return x;
+}
+/* by one warp */
+static __device__ __forceinline__ void gdn_sum_gates(struct gdn_decay *d, const struct gdn_gates *x) {
+    const int l = threadIdx.x % 32;
+    const double g[2] = {(double)fmaxf(x->g[0], -128.0f), (double)fmaxf(x->g[1], -128.0f)};
+    double sum = g[0] + g[1];
     for (int n = 1; n < 32; n *= 2) {
         const double before = __shfl_up_sync(0xffffffffu, sum, n);
         if (l >= n) sum += before;
     }
-    double G = __shfl_up_sync(0xffffffffu, sum, 1);
-    if (l == 0) G = 0;
     for (int j = 0; j < 2; j++) {
-        G += j ? g1 : g0;
-        d->hi[i + j] = (float)G;
-        d->lo[i + j] = (float)(G - (double)d->hi[i + j]);
-        d->beta[i + j] = i + j < len ? beta[(i + j) * HV] : 0.0f;
+        const double G = (j ? sum : sum - g[1]) * 1.4426950408889634074, whole = rint(G); /* log2 of e */
+        d->whole[2 * l + j] = (float)whole, d->frac[2 * l + j] = (float)(G - whole);
+        d->beta[2 * l + j] = x->beta[j];
     }
 }
 

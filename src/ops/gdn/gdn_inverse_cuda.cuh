@@ -21,6 +21,7 @@ static __device__ __forceinline__ void invert_diagonal(const float *L_t, float *
             const float4 L = *(const float4 *)(L_t + (16 * b + j) * INVERSE_LD + 16 * b + i);
             x[i] -= L.x * x[j], x[i + 1] -= L.y * x[j], x[i + 2] -= L.z * x[j], x[i + 3] -= L.w * x[j];
         }
+    __syncwarp(); /* all lanes have read L */
     if (threadIdx.x % 32 < 16)
 #pragma unroll
         for (int i = 0; i < 16; i++) A[(16 * b + i) * INVERSE_LD + 16 * b + col] = x[i];
@@ -72,7 +73,8 @@ template <int N> static __device__ __forceinline__ void invert_below(const float
     for (int i = 0; i < N; i++) write_block(X + 16 * i * INVERSE_LD, last[i], -1.0f);
 }
 
-/* A from L, just written by the warps */
+/* A from L, just written by the warps. They may be one array: L transposed is above the diagonal, A on and below it, and a
+ * diagonal block of L, with its zeros, is not needed after that of A is known. */
 static __device__ __forceinline__ void invert_unit(const float *L_t, float *A) {
     const int warp = threadIdx.x / 32, group = 128;
     named_barrier_sync(1, group);

@@ -105,7 +105,10 @@ static __global__ void __launch_bounds__(CHUNK) inverse_chunk(const struct inver
     const struct hl_dev_span p = a.chunk[blockIdx.x / a.HV];
     const int64_t b = (int64_t)p.row * a.HV + hv;
     float x[CHUNK];
-    if (threadIdx.x < 32) load_decay(&d, a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
+    if (threadIdx.x < 32) {
+        const struct gdn_gates gates = gdn_read_gates(a.g ? a.g + b : NULL, a.beta + b, a.HV, p.len);
+        gdn_sum_gates(&d, &gates);
+    }
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) x[i] = 0.0f;
     for (int c = 0; c < a.K; c += STEP) {

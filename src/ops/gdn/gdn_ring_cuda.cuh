@@ -1,6 +1,6 @@
 /* gdn_ring_cuda.cuh -- one chunk of the forward scan (docs/math.md, "The delta rule", in chunks).
  *
- * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A and P from gdn_prep:
+ * With S the state before a chunk, G the cumulated log-decay inside it, s = K^{-1/2}, A from gdn_prep:
  *     r = beta (v - exp(G) k S)    v_new = A r (= beta e)    out = s exp(G) q S + P v_new
  *     S = exp(G_last) S + k^T (exp(G_last - G) v_new)
  * A consumer warpgroup owns 64 columns of V and holds everything transposed (gdn_trans_cuda.cuh): S as [64][K] in fp32
@@ -13,9 +13,11 @@
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
 #include "ops/gdn/gdn_trans_cuda.cuh"
+#include <stdlib.h>
+#include <string.h>
 
 struct gdn_ring_args {
-    const bf16 *q, *k, *v, *A, *P;
+    const bf16 *q, *k, *v, *A, *P; /* P NULL: formed by the scan */
     const float *gates;
     bf16 *out, *v_new; /* v_new NULL: not kept */
     float *m, *sums;   /* sums: [tiles][T][HV], of squares of v_new; NULL: one tile, m is written */
@@ -31,9 +33,22 @@ bool HL_OP(gdn_ring_fits)(struct hl_cuda *c, int64_t K, int64_t V);
 /* the states between the splits */
 void HL_OP(gdn_split_states)(struct hl_cuda *c, const struct gdn_ring_args *a, int64_t K);
 }
-/* the number of splits per segment in the variant ring_split: as many as fill the GPU */
-static inline int gdn_ring_splits(const struct hl_gdn *a) {
-    return gdn_num_splits(GDN_BUSY / (a->rows->n * a->HV * (a->V / 64)), hl_pieces(a->rows->dev->longest, CHUNK));
+/* The variant ring_split: the number of splits per segment, as many as fill the GPU, and the columns of V of its blocks,
+ * 64 W. Wide blocks halve what is read per chunk, but need twice as many splits, and joining those takes longest with
+ * few heads or large keys. */
+struct gdn_ring_plan {
+    int splits, W;
+};
+static inline struct gdn_ring_plan gdn_ring_plan_of(const struct hl_gdn *a) {
+    enum { LEAST = 8 };
+    const int64_t heads = a->rows->n * a->HV, chunks = hl_pieces(a->rows->dev->longest, CHUNK);
+    int W = a->K == 128 && a->V % 128 == 0 && heads * (a->V / 128) >= LEAST ? 2 : 1;
+    const char *s = getenv("HOLA_GDN_PARTS"); /* MEASURE: nxW */
+    if (s) {
+        W = s[strcspn(s, "x")] ? atoi(s + strcspn(s, "x") + 1) : W;
+        return {gdn_num_splits(atoi(s), chunks), W};
+    }
+    return {gdn_num_splits(GDN_BUSY / (heads * (a->V / (64 * W))), chunks), W};
 }
 
 /* The chunks that a block scans. */

@@ -34,7 +34,7 @@ template <int K, int VT> struct smem {
     enum { DEPTH = 4 };
     stage<K, VT> s[DEPTH];
     bf16 S[K * VT], r[CHUNK * VT], v_new[CHUNK * VT], v_end[CHUNK * VT]; /* v_end: decayed to the end */
-    float gates[DEPTH][GATES];
+    float gates[DEPTH][GATES_READ];
 };
 
 /* The segment, head and columns that a block scans. */
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void load_chunk(smem<K, VT> &x, const struct a
         copy_panel<64, CHUNK, GROUP>(x.s[n].k + p * PANEL, k + 64 * p, (int64_t)a.H * K, len, i);
     copy_panel<CHUNK, CHUNK, GROUP>(x.s[n].A, a.A + at * CHUNK, (int64_t)a.HV * CHUNK, len, i);
     copy_panel<VT, CHUNK, GROUP>(x.s[n].v, a.v + at * a.V + w.col, (int64_t)a.HV * a.V, len, i);
-    if (i < GATES / 4) copy_async(x.gates[n] + 4 * i, a.gates + (w.first + (int64_t)c * a.HV) * GATES + 4 * i);
+    if (i < GATES_READ / 4) copy_async(x.gates[n] + 4 * i, a.gates + (w.first + (int64_t)c * a.HV) * GATES + 4 * i);
 }
 /* h: the state's bf16 copy to memory */
 template <int K, int VT>

@@ -40,6 +40,48 @@ static inline int gdn_num_splits(int64_t wanted, int64_t chunks) {
 static inline __host__ __device__ int gdn_split_start(int chunks, int p, int n) {
     return (int)((int64_t)chunks * p / n);
 }
+/* A block of the scan of all splits but the last: first those for B, by tile of V, head, split and segment, then those
+ * for M, by tile of K, of all splits but the first. The former take longer. */
+struct gdn_split_unit {
+    bool values; /* of B */
+    int tile, hv, split, s;
+};
+static inline int64_t gdn_split_units(const struct gdn_seqsplit *a, int tiles_V, int tiles_K) {
+    return a->segs * a->HV * ((a->n - 1) * tiles_V + (a->n - 2) * tiles_K);
+}
+static __device__ __forceinline__ struct gdn_split_unit gdn_split_unit_of(const struct gdn_seqsplit &a, int block,
+                                                                          int tiles_V, int tiles_K) {
+    const int of_B = (int)a.segs * a.HV * (a.n - 1) * tiles_V;
+    const bool values = block < of_B;
+    const int i = values ? block : block - of_B, tiles = values ? tiles_V : tiles_K, splits = a.n - 1 - !values;
+    return {values, i % tiles, i / tiles % a.HV, i / tiles / a.HV % splits + !values, i / tiles / a.HV / splits};
+}
+/* M is often 0 before its split ends: once decays have underflowed, it stays 0, and the rest of the split is skipped. The
+ * consumer warps note every few chunks whether their part of it is 0, before they release a chunk; the producer reads
+ * that when it reuses the buffer, and passes the end on in place of a chunk. */
+template <int DEPTH, int WARPS> struct gdn_vanished {
+    enum { EVERY = 4 };
+    int zero[DEPTH][WARPS];
+    int end[DEPTH]; /* of each buffer: from this chunk on all are skipped */
+    /* by each consumer warp after chunk c */
+    template <int K> __device__ __forceinline__ void note(const float S[K / 8][4], int c) {
+        bool zeros = false;
+        if (c % EVERY == EVERY - 1) {
+            bool any = false;
+#pragma unroll
+            for (int i = 0; i < K / 2; i++) any |= S[i / 4][i % 4] != 0.0f;
+            zeros = __all_sync(0xffffffffu, !any);
+        }
+        if (threadIdx.x % 32 == 0) zero[c % DEPTH][threadIdx.x / 32] = zeros;
+    }
+    /* by the producer, before it copies chunk c in the place of chunk c - DEPTH */
+    __device__ __forceinline__ bool ends(int c) {
+        bool all = c >= DEPTH;
+        for (int i = 0; i < WARPS && all; i++) all = zero[c % DEPTH][i];
+        end[c % DEPTH] = all;
+        return all;
+    }
+};
 /* states[p] = transitions[p] states[p - 1] + states[p] */
 extern "C" void HL_OP(gdn_join_splits)(struct hl_cuda *c, const struct gdn_seqsplit *a, int64_t K);
 
