@@ -41,7 +41,6 @@ static void differentiate(const struct kind *k, const struct hl_ops *o, int64_t 
     k->build(&c, M, D, variant);
     for (int i = 0; i < c.n; i++) { /* what is added to starts from 0 here */
         struct array *da = pw_grad(&c, &c.v[i]);
-        if (!strcmp(c.v[i].name, "from")) da = &c.v[i];
         if (da && !c.v[i].out) memset(da->p, 0, (size_t)(da->rows * da->width) * sizeof(real));
     }
     k->forward(o, one, &c);

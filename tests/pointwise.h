@@ -89,11 +89,9 @@ static inline double pw_distance(const struct pw *got, const struct pw *want, co
 
 /* ---- norms ---- */
 
-/* variant 1: gated, 2: dx added to, 4: no weights, 8: the gate is a sigmoid; 16, 17: as 0, 1, and added to an array
- * that stays as it is */
+/* variant 1: gated, 2: dx added to, 4: no weights, 8: the gate is a sigmoid */
 static inline void rms_build(struct pw *c, int64_t M, int64_t D, int variant) {
     struct hl_rmsnorm *a = &c->op.rms;
-    const bool apart = variant & 16;
     *a = (struct hl_rmsnorm){.M = M, .D = D, .eps = (real)1e-6, .dx_add = variant & 2};
     a->x = pw_add(c, "x", M, D, -2e-3, 2e-3); /* small, so that eps shows */
     if (!(variant & 4)) a->w = pw_add(c, "w", 1, D, 0.5, 1.5);
@@ -101,7 +99,6 @@ static inline void rms_build(struct pw *c, int64_t M, int64_t D, int variant) {
     if (!(variant & 4)) a->dw = pw_add(c, "dw", 1, D, -1, 1);
     a->z_sigmoid = variant & 8;
     a->dx = variant & 2 ? pw_add(c, "dx", M, D, -1, 1) : pw_out(c, "dx", M, D);
-    if (apart) a->from = pw_add(c, "from", M, D, -1, 1), a->dx_add = true;
     a->y = pw_out(c, "y", M, D);
     a->r = pw_out(c, "r", M, 1);
     if (variant & 1) {
@@ -279,7 +276,7 @@ static inline void conv_backward(const struct hl_ops *o, struct hl_backend *p, c
     o->conv_backward(p, &c->op.conv);
 }
 
-static const struct kind kind_rms = {"rmsnorm", 18, rms_build, rms_forward, rms_backward};
+static const struct kind kind_rms = {"rmsnorm", 16, rms_build, rms_forward, rms_backward};
 static const struct kind kind_l2 = {"l2norm", 2, l2_build, l2_forward, l2_backward};
 static const struct kind kind_gate = {"gate", 4, gate_build, gate_forward, gate_backward};
 static const struct kind kind_logsigmoid = {"logsigmoid", 8, logsigmoid_build, logsigmoid_forward, logsigmoid_backward};

@@ -2,7 +2,7 @@
 # compiler nor libraries: a folder with small programs, one libhola.so with all kernels, and the libraries it needs.
 # `tar xf hola-cuda.tar.xz && hola-cuda/report.sh OUT` on that machine runs the tests and measures speed.
 PACK := $(BUILD)/hola-cuda
-PACK_BENCH := aside attention_cuda context fp8 gdn gla kda lookup pointwise streams
+PACK_BENCH := attention_cuda context fp8 gdn gla kda lookup pointwise streams
 PACK_SRC := $(sort $(wildcard tests/cuda_*.c)) $(PACK_BENCH:%=bench/bench_%.c) src/cli/main.c
 pack_name = $(if $(filter %/main.c,$(1)),hola,$(basename $(notdir $(1))))
 PACK_NAMES := $(foreach f,$(PACK_SRC),$(call pack_name,$(f)))

@@ -57,22 +57,11 @@ struct hl_fp8_products {
     int64_t (*bytes)(const struct hl_fp8_sizes *s);
 };
 
-/* A device may compute weight gradients beside later ops (hl_linear.aside). Until then what they read, x and dout,
- * must stay as it is. mark: notes all such work so far under a number, 0 or 1; wait: later ops begin when that is done;
- * join: when all of it is done. It is done in the order of the ops. on: whether this happens at all. */
-struct hl_aside {
-    bool (*on)(struct hl_backend *);
-    void (*mark)(struct hl_backend *, int i);
-    void (*wait)(struct hl_backend *, int i);
-    void (*join)(struct hl_backend *);
-};
-
 struct hl_backend {
     struct hl_ops ops;
     struct hl_storage storage;
     struct hl_graphs graphs;                  /* replay NULL: no graphs */
     const struct hl_collectives *collectives; /* NULL: none */
-    const struct hl_aside *aside;             /* NULL: everything in order */
     const struct hl_fp8_products *fp8;
     struct hl_fp8_host *fp8_host; /* the CPU's, while open (fp8_host.c) */
     /* What KDA's forward op keeps for its gradients, in bytes per chunk and value head (hl_kda.tiles); NULL: nothing. */

@@ -266,12 +266,6 @@ struct hl_cuda *hl_cuda_of(const struct hl_backend *b) {
     return b->device;
 }
 
-static bool dev_aside_on(struct hl_backend *b) { return hl_side_open(b->device); }
-static void dev_mark(struct hl_backend *b, int i) { hl_cuda_mark(b->device, HL_MARK_LAYER + i); }
-static void dev_wait_mark(struct hl_backend *b, int i) { hl_cuda_wait_mark(b->device, HL_MARK_LAYER + i); }
-static void dev_join(struct hl_backend *b) { hl_cuda_join(b->device); }
-static const struct hl_aside aside = {.on = dev_aside_on, .mark = dev_mark, .wait = dev_wait_mark, .join = dev_join};
-
 /* ---- FP8 ---- */
 
 static hola_status dev_fp8_open(struct hl_backend *b, const struct hl_fp8_sizes *s) {
@@ -316,7 +310,6 @@ hola_status hl_cuda_backend_open(struct hl_backend *b, int index, bool f32) {
     b->storage = storage;
     b->graphs = (struct hl_graphs){.replay = dev_replay, .recorded = dev_recorded};
     b->collectives = &collectives;
-    b->aside = &aside;
     b->fp8 = &fp8;
     b->kda_kept = f32 ? NULL : hl_cuda_kda_kept;
     b->device = c;

@@ -242,13 +242,10 @@ __device__ __forceinline__ char *shared_memory() {
 #ifdef HL_CUDA_EMU
 template <class... P, class... A>
 static void launch(struct hl_cuda *c, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
+    (void)c;
     auto body = [=] { kernel(args...); };
-    auto work = [=] {
-        emu_run(
-            grid, block, shared, [](void *ctx) { (*(decltype(body) *)ctx)(); }, (void *)&body);
-    };
-    hl_emu_issue(
-        c, [](void *ctx) { (*(decltype(work) *)ctx)(); }, &work, sizeof work);
+    emu_run(
+        grid, block, shared, [](void *ctx) { (*(decltype(body) *)ctx)(); }, &body);
 }
 #else
 /* opts in to more than 48 KB of dynamic shared memory */

@@ -1,8 +1,7 @@
 /* cuda.h -- one CUDA device, as seen by the host code of the ops.
  *
- * All work of a model goes to one stream, in order, but for weight gradients (hl_cuda_aside). Ops return no errors: the
- * first failure is recorded and reported when the stream is synchronised (hl_finish). The tests also link an emulated
- * device that uses host memory. */
+ * All work of a model goes to one stream, in order. Ops return no errors: the first failure is recorded and reported
+ * when the stream is synchronised (hl_finish). The tests also link an emulated device that uses host memory. */
 #ifndef HL_CUDA_H
 #define HL_CUDA_H
 #include "core/rows.h"
@@ -35,17 +34,6 @@ void *hl_cuda_scratch(struct hl_cuda *c, int64_t bytes);
  * a dry run, or not enough memory, and then the failure is recorded. */
 void *hl_cuda_take(struct hl_cuda *c, int64_t bytes);
 bool hl_cuda_measuring(const struct hl_cuda *c);
-
-/* The side stream, for work whose results are not needed soon: weight gradients (docs/cuda.md). aside: what follows is
- * issued there, up to back; it begins when all that was issued before is done, and then runs beside later work. It has
- * scratch memory of its own. mark: notes its work so far under a number below HL_MARKS; wait_mark: what follows begins
- * when that is done. Without a side stream (HOLA_STREAMS=1, a borrowed device) everything stays in order. */
-enum { HL_MARK_LAYER, HL_MARK_LOGITS = HL_MARK_LAYER + 2, HL_MARKS = HL_MARK_LOGITS + 2 };
-void hl_cuda_aside(struct hl_cuda *c);
-void hl_cuda_back(struct hl_cuda *c);
-void hl_cuda_mark(struct hl_cuda *c, int i);
-void hl_cuda_wait_mark(struct hl_cuda *c, int i);
-void hl_cuda_join(struct hl_cuda *c); /* waits for all of it */
 
 /* Times the stream with events: stop synchronises and returns the seconds since start. */
 void hl_cuda_timer_start(struct hl_cuda *c);

@@ -6,7 +6,7 @@ CUDA_ARCH ?= 90a
 CUDA_HOME := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_SRC := $(sort $(wildcard src/ops/*/*_cuda.cu src/fused/*/*_cuda.cu))
 CUDA_COMMON_C := src/backend/cuda_backend.c $(addprefix src/cuda/,device_memory.c fp8.c mapped_output.c prelaunch.c)
-CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,borrow.c device.c gemm.c graph.c nccl.c side_stream.c)
+CUDA_C := $(CUDA_COMMON_C) $(addprefix src/cuda/,borrow.c device.c gemm.c graph.c nccl.c)
 EMU := tests/emu
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Iinclude -Isrc -Xcompiler -fPIC,-Wall,-fvisibility=hidden -diag-suppress 177
 PTX := -gencode=arch=compute_80,code=compute_80

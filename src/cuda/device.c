@@ -33,7 +33,7 @@ const char *hl_cuda_arch(void) { return TEXT_OF(HL_CUDA_ARCH); }
 hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     struct cudaDeviceProp prop;
     cudaStream_t stream;
-    int n = 0, last = 0, first = 0; /* priorities, lower numbers first */
+    int n = 0;
     *out = NULL;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n < 1)
@@ -45,8 +45,7 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     if (device >= n) return hl_fail(HOLA_EDEVICE, "no CUDA device %d: %d found", device, n);
     e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, device);
-    if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&last, &first);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, first);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) return hl_fail(HOLA_EDEVICE, "CUDA device %d: %s", device, cudaGetErrorString(e));
     if (prop.major < 8) {
         cudaStreamDestroy(stream);
@@ -77,7 +76,6 @@ void hl_cuda_close(struct hl_cuda *c) {
     cudaStreamSynchronize(hl_stream(c));
     hl_link_close(c);
     hl_graph_close(c);
-    hl_side_close(c);
     hl_cuda_fp8_close(c);
     hl_gemm_close(c);
     cudaFree(c->scratch);

@@ -32,7 +32,7 @@ struct hl_cuda {
     char message[256];
     char name[256];
     int index, sms, shared_limit;
-    void *stream, *lt; /* the real device's stream and cuBLASLt handle; stream: the one that work is issued to */
+    void *stream, *lt; /* the real device's stream and cuBLASLt handle */
     uint64_t *kernels; /* [HL_KERNELS]: kernels queried so far, address << 1 | compiled for sm_90; 0: free */
     void *tick[2];     /* the timer's events */
     double began;      /* the emulated device's timer */
@@ -63,8 +63,6 @@ struct hl_cuda {
     struct hl_fp8_weight *fp8_weight;
     int fp8_weights, fp8_room;
     int64_t fp8_step, fp8_refused; /* counts changes of the weights; kinds of products without a kernel */
-    struct hl_side_stream *side;   /* side_stream.c; NULL: not opened yet */
-    bool aside; /* work goes to the side stream: its stream and scratch memory have changed places with the main ones */
 };
 
 #ifdef __cplusplus
@@ -106,15 +104,6 @@ static inline void *hl_stream(struct hl_cuda *c) {
     hl_prelaunch_cancel(c);
     return c->stream;
 }
-/* side_stream.c. Whether there is a side stream; opens it. */
-bool hl_side_open(struct hl_cuda *c);
-void hl_side_close(struct hl_cuda *c);
-/* For products: the workspace of the stream that work goes to, of which `main` is the main stream's (NULL: no memory),
- * and how many multiprocessors they should take, 0: all. */
-void *hl_side_workspace(struct hl_cuda *c, void *main, int64_t bytes);
-int hl_side_sms(const struct hl_cuda *c);
-int hl_side_choice(const struct hl_cuda *c); /* the same if the kernel is chosen for this number, else 0 */
-void hl_side_followed_by(struct hl_cuda *c, void *stream); /* this stream waits for all its work so far */
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes);
 enum hl_direction { HL_TO_DEVICE, HL_TO_HOST, HL_ON_DEVICE };
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way);

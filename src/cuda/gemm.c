@@ -45,7 +45,7 @@ struct lt {
 
 struct shape { /* what a plan depends on */
     int64_t M, N, K, lda, ldb, ldc;
-    int32_t in, out, sms;
+    int32_t in, out;
     bool a_trans, b_trans, fp8, a_e5m2, b_blocks;
 };
 struct hl_plan { /* a slot of a hash table with linear probing */
@@ -55,8 +55,7 @@ struct hl_plan { /* a slot of a hash table with linear probing */
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
-    int32_t sms; /* that the kernel was asked to use; 0: all */
-    bool none;   /* known to have no kernel */
+    bool none; /* known to have no kernel */
 };
 
 static void *open_library(void) {
@@ -252,11 +251,6 @@ static bool scale_modes(struct lt *lt, const struct hl_plan *p, const struct hl_
 
 /* ---- plans ---- */
 
-/* The kernel stays the one of the whole device, and so do the bits. */
-static void limit(struct lt *lt, struct hl_plan *p, int32_t sms) {
-    if (p->sms != sms && set(lt, p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms)) p->sms = sms;
-}
-
 /* Choosing a kernel takes a fraction of a millisecond, and prompts have any number of rows: a product has the kernel of
  * the rounded number. */
 static int64_t rounded_rows(const struct hl_gemm *g) {
@@ -284,18 +278,17 @@ static bool plan_make(struct hl_cuda *c, struct lt *lt, struct hl_plan *p, const
     ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
     ok = ok && set(lt, p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     ok = ok && (!g->a_scale || scale_modes(lt, p, g));
-    limit(lt, p, hl_side_choice(c));
     ok = ok && layouts(lt, p, g) && choose_as(c, lt, p, g, other);
     if (!ok) plan_drop(lt, p);
     return ok;
 }
 
-static struct shape shape_of(const struct hl_cuda *c, const struct hl_gemm *g) {
+static struct shape shape_of(const struct hl_gemm *g) {
     struct shape s;
     memset(&s, 0, sizeof s); /* including padding: shapes are compared bytewise */
     s.M = g->M, s.N = g->N, s.K = g->K;
     s.lda = g->lda, s.ldb = g->ldb, s.ldc = g->ldc;
-    s.in = g->in, s.out = g->out, s.sms = hl_side_choice(c);
+    s.in = g->in, s.out = g->out;
     s.a_trans = g->a_trans, s.b_trans = g->b_trans;
     s.fp8 = g->a_scale != NULL, s.a_e5m2 = g->a_e5m2, s.b_blocks = g->b_blocks;
     return s;
@@ -312,7 +305,7 @@ static struct hl_plan *slot_of(struct hl_cuda *c, const struct shape *s) {
 
 /* NULL: no kernel, which is an error unless quiet. */
 static struct hl_plan *plan_find(struct hl_cuda *c, struct lt *lt, const struct hl_gemm *g, bool quiet) {
-    const struct shape shape = shape_of(c, g);
+    const struct shape shape = shape_of(g);
     struct hl_plan *p = slot_of(c, &shape), *other = NULL;
     struct hl_gemm even = *g;
     if (p->used && (!p->none || quiet)) return p->none ? NULL : p;
@@ -341,20 +334,14 @@ void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
     struct lt *lt = lt_open(c);
     if (!lt || !lt->handle || g->M == 0 || g->N == 0) return;
     struct hl_plan *p = plan_find(c, lt, g, false);
-    void *workspace = hl_side_workspace(c, lt->workspace, WORKSPACE);
     if (!p) return;
-    if (!workspace) {
-        hl_cuda_fail(c, HOLA_ENOMEM, "device memory: no workspace for products");
-        return;
-    }
-    limit(lt, p, hl_side_sms(c));
     if (g->a_scale && !scale_pointers(lt, p, g)) {
         hl_cuda_fail(c, HOLA_EDEVICE, "cuBLAS takes no scales for a product in FP8");
         return;
     }
     cublasStatus_t s =
         lt->cublasLtMatmul(lt->handle, p->op, &g->alpha, g->B, p->a, g->A, p->b, &g->beta, g->add ? g->add : g->C, p->c,
-                           g->C, p->c, &p->algo, workspace, p->workspace, hl_stream(c));
+                           g->C, p->c, &p->algo, lt->workspace, p->workspace, hl_stream(c));
     if (s != CUBLAS_STATUS_SUCCESS)
         hl_cuda_fail(c, HOLA_EDEVICE, "matrix product %lld x %lld x %lld: cuBLAS status %d", (long long)g->M,
                      (long long)g->N, (long long)g->K, (int)s);

@@ -96,7 +96,6 @@ void hl_cuda_reduce(struct hl_cuda *c, float *x, int64_t first, int64_t n, int64
     struct hl_link *l = c->link;
     cudaEventRecord(l->ready, hl_stream(c));
     cudaStreamWaitEvent(l->side, l->ready, 0);
-    hl_side_followed_by(c, l->side);
     check(c, l->ncclGroupStart(), "reduce");
     for (int64_t end = first + n; first < end;) {
         const int64_t owner = first / part, stop = (owner + 1) * part < end ? (owner + 1) * part : end;

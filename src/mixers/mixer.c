@@ -37,13 +37,12 @@ int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width) 
 }
 
 void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,
-                       const int64_t *width, bool late) {
+                       const int64_t *width) {
     int64_t offset = 0;
-    if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint, .late = late});
+    if (joint) hl_buffer_add(list, (struct hl_buffer){.field = row, .width = joint});
     for (int i = 0; i < n; i++) {
         hl_buffer_add(list,
-                      (struct hl_buffer){
-                          .field = field[i], .width = width[i], .inside = joint > 0, .offset = offset, .late = late});
+                      (struct hl_buffer){.field = field[i], .width = width[i], .inside = joint > 0, .offset = offset});
         offset += width[i];
     }
 }
@@ -74,7 +73,7 @@ void hl_layer_project(const struct hl_layer *l, int tensor, const void *y, int64
 }
 
 void hl_layer_project_backward(const struct hl_layer *l, int tensor, const void *y, int64_t width, void *dy) {
-    struct hl_linear a = {.M = l->T, .K = width, .x = y, .dx = dy, .aside = l->aside};
+    struct hl_linear a = {.M = l->T, .K = width, .x = y, .dx = dy};
     hl_layer_part(l, &a, tensor, NULL, l->dh);
     l->backend->ops.linear_backward(l->backend, &a);
 }

@@ -83,7 +83,6 @@ struct hl_buffer {
     enum hl_unit unit;
     bool cheap;  /* cheap to recompute from others: shared by the layers under --recompute */
     bool brief;  /* used only during the layer's forward pass: always shared by the layers */
-    bool late;   /* a gradient that weight gradients read, perhaps beside a later layer (hl_layer.aside) */
     bool inside; /* stored inside the last preceding buffer that is not, `offset` numbers into its rows */
     int64_t offset;
 };
@@ -103,9 +102,9 @@ void hl_buffer_add(struct hl_buffers *list, struct hl_buffer b);
 /* Training on a device: places the outputs of n projections of one input in one row, so that one product computes them.
  * Returns the numbers per row; 0: separate arrays, because parts would not be 16-byte aligned, or it is not wanted. */
 int64_t hl_joint_row(enum hl_pass pass, bool host, int n, const int64_t *width);
-/* The n outputs, as parts of one row that field `row` points to (joint > 0), or as arrays; late: their gradients. */
+/* The n outputs, as parts of one row that field `row` points to (joint > 0), or as arrays. */
 void hl_buffer_add_row(struct hl_buffers *list, int64_t joint, size_t row, int n, const size_t *field,
-                       const int64_t *width, bool late);
+                       const int64_t *width);
 
 /* ---- one layer in a pass ---- */
 
@@ -130,9 +129,6 @@ struct hl_layer {
     void *h;
     /* backward: the gradient of h, and that of xn, which the mixer writes */
     void *dh, *dxn;
-    /* backward: weight gradients may be computed beside later ops, until the layer after the next; what they read then
-     * has to stay: buffers of activations, which no other layer shares, and gradients that are `late` */
-    bool aside;
 };
 
 /* ---- the mixer ---- */

@@ -59,7 +59,7 @@ void hl_qkv_buffers(const struct hl_buffers_for *f, const struct hl_qkv_dims *s,
 
 struct hl_linear hl_qkv_projections(const struct hl_qkv *y) {
     const struct hl_layer *l = y->l;
-    struct hl_linear in = {.M = l->T, .K = y->s.d, .x = l->xn, .dx = l->dxn, .ld = y->joint, .aside = l->aside};
+    struct hl_linear in = {.M = l->T, .K = y->s.d, .x = l->xn, .dx = l->dxn, .ld = y->joint};
     for (int i = 0; i < 3; i++)
         hl_layer_part(l, &in, y->projection + i, y->a->projected[i], y->d ? y->d->dprojected[i] : NULL);
     return in;

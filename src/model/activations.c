@@ -31,14 +31,9 @@ static void list_block(const struct hl_activations *a, const hola_config *c, str
     ADD(act, I, .cheap = true);
 #undef ADD
     if (a->pass != HL_TRAIN) return;
-#define ADD(name, numbers, ...) \
-    hl_buffer_add(grads, (struct hl_buffer){.field = offsetof(struct hl_gradients, name), .width = numbers})
-    ADD(dx[0], d);
-    for (int i = 1; i <= HL_TURNS; i++) ADD(dx[i], a->aside ? d : 0);
-    for (int i = 0; i < HL_TURNS; i++) ADD(dh[i], a->aside ? d : 0);
-    ADD(dn, d);
-    ADD(dact, I);
-#undef ADD
+    const size_t field[] = {offsetof(struct hl_gradients, dx), offsetof(struct hl_gradients, dn),
+                            offsetof(struct hl_gradients, dact)};
+    for (int i = 0; i < 3; i++) hl_buffer_add(grads, (struct hl_buffer){.field = field[i], .width = i == 2 ? I : d});
 }
 
 /* ---- placing ---- */
@@ -56,26 +51,20 @@ static int64_t element_size(const struct placing *p, enum hl_element e) {
 }
 /* to: the struct whose pointers the list fills. shared: NULL, or the struct of the layer that owns shared buffers:
  * those selected by `which`, and the brief ones, are taken from it. */
-enum share { SHARE_BRIEF, SHARE_CHEAP, SHARE_PROMPT, SHARE_ALL };
+enum share { SHARE_BRIEF, SHARE_CHEAP, SHARE_ALL };
 static void place(struct placing *p, const struct hl_buffers *list, void *to, const void *shared, enum share which) {
     char *owner = NULL;
     for (int i = 0; i < list->n; i++) {
         const struct hl_buffer *b = &list->buffer[i];
         const int64_t size = element_size(p, b->element);
         char *at = NULL;
-        if (shared && (which == SHARE_ALL || b->brief || (which == SHARE_CHEAP && b->cheap) ||
-                       (which == SHARE_PROMPT && !b->late)))
+        if (shared && (which == SHARE_ALL || b->brief || (which == SHARE_CHEAP && b->cheap)))
             memcpy(&at, (const char *)shared + b->field, sizeof at);
         else if (b->inside) at = owner && b->width > 0 ? owner + b->offset * size : NULL;
         else at = take(p, p->units[b->unit] * b->width * size);
         if (!b->inside) owner = at;
         memcpy((char *)to + b->field, &at, sizeof at);
     }
-}
-
-/* Under --recompute the layers share what weight gradients read. */
-static bool may_go_aside(const struct hl_activations *a) {
-    return a->pass == HL_TRAIN && !a->recompute && a->backend->aside && a->backend->aside->on(a->backend);
 }
 
 static int64_t place_all(struct hl_activations *a, const hola_config *c, char *base) {
@@ -86,7 +75,6 @@ static int64_t place_all(struct hl_activations *a, const hola_config *c, char *b
                         .act_size = a->backend->act_size,
                         .units = {a->rows, a->chunks, a->blocks}};
     const bool infer = a->pass == HL_INFER;
-    a->aside = may_go_aside(a);
     list_block(a, c, &acts, &grads);
     mixer->buffers(&f, &mixer_acts, &mixer_grads);
     a->paired = paired_row(a, c);
@@ -98,9 +86,7 @@ static int64_t place_all(struct hl_activations *a, const hola_config *c, char *b
         if (infer) y->h = y->x;
     }
     place(&p, &grads, &a->grad, NULL, SHARE_ALL);
-    for (int i = 0; !infer && !a->aside && i < HL_TURNS; i++) a->grad.dx[i + 1] = a->grad.dh[i] = a->grad.dx[0];
-    for (int i = 0; !infer && i < HL_TURNS; i++)
-        place(&p, &mixer_grads, a->grad.mixer[i], i > 0 ? a->grad.mixer[0] : NULL, a->aside ? SHARE_PROMPT : SHARE_ALL);
+    if (!infer) place(&p, &mixer_grads, a->grad.mixer, NULL, SHARE_ALL);
     const int64_t row = c->hidden_size * p.act_size;
     a->last = infer ? a->layer[0].x : take(&p, a->rows * row);
     a->lastn = take(&p, a->rows * row);
@@ -131,10 +117,10 @@ static hola_status new_tables(struct hl_activations *a, const hola_config *c) {
     const struct hl_mixer *mixer = hl_mixer_of(c->model_type);
     const size_t L = (size_t)c->num_hidden_layers;
     a->layer = calloc(L, sizeof *a->layer);
-    a->mixer = calloc(1, L * mixer->acts_size + HL_TURNS * mixer->grads_size);
+    a->mixer = calloc(1, L * mixer->acts_size + mixer->grads_size);
     if (!a->layer || !a->mixer) return hl_fail(HOLA_ENOMEM, "activations: no memory for their table");
     for (size_t l = 0; l < L; l++) a->layer[l].mixer = a->mixer + l * mixer->acts_size;
-    for (size_t i = 0; i < HL_TURNS; i++) a->grad.mixer[i] = a->mixer + L * mixer->acts_size + i * mixer->grads_size;
+    a->grad.mixer = a->mixer + L * mixer->acts_size;
     return HOLA_OK;
 }
 
@@ -170,17 +156,14 @@ static hola_status reserve(struct hl_activations *a, const hola_config *c, int64
     return s;
 }
 
-/* second: of the first of two slices; 0: there is one, or one at a time. */
-static int64_t logits_bytes(const struct hl_activations *a, int64_t vocab, int64_t logits, int64_t *second) {
+static int64_t logits_bytes(const struct hl_activations *a, int64_t vocab, int64_t logits) {
     const int64_t n = logits < a->backend->xent_rows ? logits : a->backend->xent_rows;
-    const int64_t one = n * vocab * a->backend->act_size;
-    *second = may_go_aside(a) && n < logits ? (one + 255) / 256 * 256 : 0;
     /* room to read at least one row as reals */
-    return logits > 0 ? *second + max(one, vocab * (int64_t)sizeof(real)) : 0;
+    return logits > 0 ? max(n * vocab * a->backend->act_size, vocab * (int64_t)sizeof(real)) : 0;
 }
 
 static hola_status reserve_logits(struct hl_activations *a, int64_t vocab, int64_t logits) {
-    const int64_t bytes = logits_bytes(a, vocab, logits, &a->second);
+    const int64_t bytes = logits_bytes(a, vocab, logits);
     if (bytes <= a->logits_bytes) return HOLA_OK;
     a->logits_bytes = 0;
     hola_status s = block_new(a, &a->logits, bytes, "logits");
@@ -205,13 +188,12 @@ hola_status hl_activations_bytes(struct hl_activations *a, const hola_config *cf
                                  int64_t *bytes) {
     const int64_t C = hl_state_block(cfg), len = (rows + pieces - 1) / pieces;
     hola_status s = new_tables(a, cfg);
-    int64_t second;
     *bytes = 0;
     if (s == HOLA_OK) {
         a->rows = rows;
         a->chunks = pieces * ((len + HL_CHUNK - 1) / HL_CHUNK);
         a->blocks = C > 0 ? pieces * ((len + C - 1) / C) : 0;
-        *bytes = place_all(a, cfg, NULL) + logits_bytes(a, cfg->vocab_size, rows, &second);
+        *bytes = place_all(a, cfg, NULL) + logits_bytes(a, cfg->vocab_size, rows);
     }
     hl_activations_free(a);
     return s;

@@ -19,33 +19,29 @@ struct hl_layer_activations {
     void *act;
     void *mixer; /* the mixer's own struct */
 };
-/* Gradients passed between ops in the backward pass; one set for all layers. What weight gradients read is an exception
- * if they are computed beside later ops (aside): it stays for two layers, which take turns with the buffers. Otherwise
- * these are one. */
-enum { HL_TURNS = 2 };
+/* Gradients passed between ops in the backward pass; one set for all layers. */
 struct hl_gradients {
-    void *dx[HL_TURNS + 1]; /* of the residual stream into layer l: dx[l % 3], of that out of it: dx[(l + 1) % 3] */
-    void *dh[HL_TURNS];     /* ... between mixer and MLP of layer l: dh[l % 2] */
-    void *dn;               /* of a normalized stream */
+    void *dx; /* of the residual stream, updated in place down the layers */
+    void *dn; /* of a normalized stream */
     void *dact;
-    void *mixer[HL_TURNS];
+    void *mixer;
 };
 
 struct hl_activations {
     enum hl_pass pass;
     struct hl_backend *backend; /* set by the owner, as is pass */
-    bool recompute, aside;
+    bool recompute;
     int64_t paired;                     /* row stride of gate and up; 0: separate arrays */
     int64_t rows, chunks, blocks;       /* capacity */
     struct hl_layer_activations *layer; /* [L] */
     void *last, *lastn;                 /* final residual stream [rows][d], its norm */
     real *r_last;                       /* and the factors [rows] */
     void *logits;                       /* logits of a slice of rows: `logits_bytes` */
-    int64_t logits_bytes, second;       /* second: where a second slice begins in it; 0: there is none */
-    double *nll, *nll_host;             /* [rows]; nll_host: host copy, if it is a separate array */
-    int32_t *correct, *correct_host;    /* [rows]: whether the target was the most likely token; inference only */
-    int32_t *ids, *target;              /* [rows], if the backend's arrays are not in host memory */
-    struct hl_gradients grad;           /* HL_TRAIN */
+    int64_t logits_bytes;
+    double *nll, *nll_host;          /* [rows]; nll_host: host copy, if it is a separate array */
+    int32_t *correct, *correct_host; /* [rows]: whether the target was the most likely token; inference only */
+    int32_t *ids, *target;           /* [rows], if the backend's arrays are not in host memory */
+    struct hl_gradients grad;        /* HL_TRAIN */
     /* called by the backward pass when the gradients of parameters [first, first + n) are complete; NULL: not used */
     void (*ready)(void *ctx, int64_t first, int64_t n);
     void *ready_ctx;

@@ -25,9 +25,7 @@ struct hl_layer hl_layer_open(const hola_model *m, const struct hl_activations *
     if (!a) return l;
     l.acts = a->mixer;
     l.x = a->x, l.xn = a->xn, l.h = a->h;
-    if (acts->pass != HL_TRAIN) return l;
-    l.grads = acts->grad.mixer[index % HL_TURNS], l.dh = acts->grad.dh[index % HL_TURNS], l.dxn = acts->grad.dn;
-    l.aside = acts->aside;
+    if (acts->pass == HL_TRAIN) l.grads = acts->grad.mixer, l.dh = acts->grad.dx, l.dxn = acts->grad.dn;
     return l;
 }
 
@@ -39,7 +37,6 @@ struct block {
     const struct hl_layer_params *p;
     int64_t T;
     real *grads;
-    void *dx, *dh, *dout; /* gradients of the stream into the layer, between mixer and MLP, out of the layer */
 };
 
 static const real *vector(const struct block *k, int64_t i) { return hl_model_vector(k->m, k->acts->pass, i); }
@@ -51,9 +48,7 @@ static struct hl_linear_part part(const struct block *k, int64_t i, void *out, c
         .W = hl_model_weight(k->m, k->acts->pass, i), .out = out, .dout = dout, .dW = grad(k, i)};
 }
 
-/* Backward: dx is `from` plus the norm's. */
-static struct hl_rmsnorm norm(const struct block *k, const void *x, int64_t w, void *y, real *r, void *dx,
-                              const void *from) {
+static struct hl_rmsnorm norm(const struct block *k, const void *x, int64_t w, void *y, real *r) {
     return (struct hl_rmsnorm){.M = k->T,
                                .D = k->m->cfg.hidden_size,
                                .eps = (real)k->m->cfg.norm_eps,
@@ -62,21 +57,19 @@ static struct hl_rmsnorm norm(const struct block *k, const void *x, int64_t w, v
                                .y = y,
                                .r = r,
                                .dy = k->acts->grad.dn,
-                               .dx = dx,
+                               .dx = k->acts->grad.dx,
                                .dx_add = true,
-                               .from = from,
                                .dw = grad(k, w)};
 }
 static struct hl_rmsnorm mixer_norm(const struct block *k) {
-    return norm(k, k->a->x, k->p->attn_norm, k->a->xn, k->a->r_attn, k->dx, k->dh);
+    return norm(k, k->a->x, k->p->attn_norm, k->a->xn, k->a->r_attn);
 }
 static struct hl_rmsnorm mlp_norm(const struct block *k) {
-    return norm(k, k->a->h, k->p->mlp_norm, k->a->hn, k->a->r_mlp, k->dh, k->dout);
+    return norm(k, k->a->h, k->p->mlp_norm, k->a->hn, k->a->r_mlp);
 }
 static struct hl_linear gate_and_up(const struct block *k) { /* gradients overwrite the activations they belong to */
     struct hl_linear a = {
         .M = k->T, .K = k->m->cfg.hidden_size, .x = k->a->hn, .dx = k->acts->grad.dn, .ld = k->acts->paired, .n = 2};
-    a.aside = k->acts->aside;
     a.part[0] = part(k, k->p->gate_proj, k->a->gate, k->a->gate);
     a.part[1] = part(k, k->p->up_proj, k->a->up, k->a->up);
     return a;
@@ -95,8 +88,7 @@ static struct hl_swiglu swiglu(const struct block *k) {
 static struct hl_linear down(const struct block *k, void *out) {
     struct hl_linear a = {
         .M = k->T, .K = k->m->cfg.intermediate_size, .x = k->a->act, .dx = k->acts->grad.dact, .n = 1};
-    a.aside = k->acts->aside;
-    a.part[0] = part(k, k->p->down_proj, out, k->dout);
+    a.part[0] = part(k, k->p->down_proj, out, k->acts->grad.dx);
     a.part[0].from = k->a->h;
     return a;
 }
@@ -108,10 +100,7 @@ static bool in_fp8(const struct block *k) {
 
 static struct block open_block(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows,
                                int64_t index, real *grads) {
-    const struct hl_gradients *d = &acts->grad;
-    const int64_t dx = index % (HL_TURNS + 1), dh = index % HL_TURNS, dout = (index + 1) % (HL_TURNS + 1);
-    return (struct block){m,         acts,      &acts->layer[index], &m->params.layer[index], rows->T, grads,
-                          d->dx[dx], d->dh[dh], d->dx[dout]};
+    return (struct block){m, acts, &acts->layer[index], &m->params.layer[index], rows->T, grads};
 }
 
 void hl_block_forward(const hola_model *m, const struct hl_activations *acts, const struct hl_rows *rows, int64_t index,

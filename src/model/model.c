@@ -11,7 +11,7 @@ static struct hl_rmsnorm final_norm(const hola_model *m, const struct hl_activat
                                .y = acts->lastn,
                                .r = acts->r_last,
                                .dy = acts->grad.dn,
-                               .dx = acts->grad.dx[m->cfg.num_hidden_layers % (HL_TURNS + 1)],
+                               .dx = acts->grad.dx,
                                .dw = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
@@ -23,7 +23,7 @@ static struct hl_embed embedding(const hola_model *m, const struct hl_activation
                              .ids = ids,
                              .E = hl_model_weight(m, acts->pass, i),
                              .out = acts->layer[0].x,
-                             .dout = acts->grad.dx[0],
+                             .dout = acts->grad.dx,
                              .dE = grads ? grads + m->params.tensor[i].offset : NULL};
 }
 
@@ -59,7 +59,6 @@ void hl_model_loss(hola_model *m, struct hl_activations *acts, int64_t T, const 
                         .nll = acts->nll,
                         .correct = acts->correct,
                         .logits = acts->logits,
-                        .logits2 = grads && acts->second ? (char *)acts->logits + acts->second : NULL,
                         .scale = (real)scale,
                         .dx = grads ? acts->grad.dn : NULL,
                         .dW = grads ? grads + m->params.tensor[i].offset : NULL};
@@ -81,16 +80,11 @@ void hl_model_backward(hola_model *m, struct hl_activations *acts, const struct 
                        real *grads) {
     struct hl_rmsnorm n = final_norm(m, acts, rows->T, grads);
     struct hl_embed e = embedding(m, acts, rows->T, ids, grads);
-    const struct hl_aside *aside = acts->aside ? m->backend->aside : NULL;
     m->backend->ops.rmsnorm_backward(m->backend, &n);
     for (int64_t l = m->cfg.num_hidden_layers; l-- > 0;) {
-        /* the weight gradients of layer l + 2 read what this layer writes to */
-        if (aside) aside->wait(m->backend, (int)(l % HL_TURNS));
         hl_block_backward(m, acts, rows, l, grads);
-        if (aside) aside->mark(m->backend, (int)(l % HL_TURNS));
         tell_ready(m, acts, l);
     }
-    if (aside) aside->join(m->backend);
     m->backend->ops.embed_backward(m->backend, &e);
     tell_ready(m, acts, -1);
 }

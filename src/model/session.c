@@ -168,7 +168,6 @@ static int64_t piece_rows(hola_model *m, int64_t n) {
     struct hl_activations a = {.pass = m->infer.pass, .backend = m->backend};
     int64_t bytes, left = 0, used;
     if (m->backend->host || n <= usual) return usual;
-    if (getenv("HOLA_PIECE")) return atoll(getenv("HOLA_PIECE")); /* MEASURING */
     pthread_mutex_lock(&m->lock);
     const bool there = m->infer.rows >= large;
     m->backend->storage.free_memory(m->backend, &left, &used);

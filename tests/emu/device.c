@@ -32,94 +32,8 @@ hola_status hl_cuda_open(struct hl_cuda **out, int device) {
     snprintf(c->name, sizeof c->name, "emulated");
     return HOLA_OK;
 }
-
-/* ---- the side stream ----
- * Its work may run at any time between the fork and what waits for it. Which, hl_emu_side says: at once; as late as the
- * waits allow; one piece after every piece of the main stream. A missing wait, or memory that is used again too early,
- * gives other results in one of them. */
-
-enum hl_emu_side { EMU_SIDE_EARLY, EMU_SIDE_LATE, EMU_SIDE_MIXED, EMU_SIDE_OFF } hl_emu_side = EMU_SIDE_EARLY;
-int hl_emu_deaf; /* set by tests: a number below HL_MARKS that is not waited for, plus 1; HL_MARKS + 1: no join waits */
-struct piece {
-    struct piece *next;
-    void (*work)(void *);
-    char *data; /* at data_at of the allocation, aligned */
-};
-struct hl_side_stream {
-    void *scratch; /* that work does not use: the main stream's while aside */
-    int64_t scratch_bytes;
-    struct piece *first, **last;
-    int64_t issued, done, mark[HL_MARKS];
-    bool waits; /* a piece runs */
-};
-
-bool hl_side_open(struct hl_cuda *c) {
-    if (c->borrowed || hl_emu_side == EMU_SIDE_OFF) return false;
-    if (c->side) return true;
-    c->side = calloc(1, sizeof *c->side);
-    HL_ASSERT(c->side);
-    c->side->last = &c->side->first;
-    return true;
-}
-/* until that many pieces are done */
-static void run_side(struct hl_side_stream *s, int64_t until) {
-    while (s && s->done < until && s->first && !s->waits) {
-        struct piece *p = s->first;
-        s->first = p->next;
-        if (!s->first) s->last = &s->first;
-        s->waits = true;
-        p->work(p->data);
-        s->waits = false;
-        s->done++;
-        free(p->data);
-        free(p);
-    }
-}
-static void run_all(struct hl_cuda *c) { run_side(c->side, INT64_MAX); }
-void hl_emu_issue(struct hl_cuda *c, void (*work)(void *), void *ctx, size_t bytes) {
-    if (!c->aside || hl_emu_side == EMU_SIDE_EARLY) {
-        work(ctx);
-        if (!c->aside && c->side && hl_emu_side == EMU_SIDE_MIXED) run_side(c->side, c->side->done + 1);
-        return;
-    }
-    struct piece *p = calloc(1, sizeof *p);
-    char *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    HL_ASSERT(p && data);
-    memcpy(data, ctx, bytes);
-    *p = (struct piece){.work = work, .data = data};
-    *c->side->last = p;
-    c->side->last = &p->next;
-    c->side->issued++;
-}
-static void exchange(struct hl_cuda *c) {
-    void *scratch = c->scratch;
-    const int64_t bytes = c->scratch_bytes;
-    c->scratch = c->side->scratch, c->scratch_bytes = c->side->scratch_bytes;
-    c->side->scratch = scratch, c->side->scratch_bytes = bytes;
-    c->aside = !c->aside;
-}
-void hl_cuda_aside(struct hl_cuda *c) {
-    HL_ASSERT(!c->aside);
-    if (hl_side_open(c)) exchange(c);
-}
-void hl_cuda_back(struct hl_cuda *c) {
-    if (c->aside) exchange(c);
-}
-void hl_cuda_mark(struct hl_cuda *c, int i) {
-    if (c->side) c->side->mark[i] = c->side->issued;
-}
-void hl_cuda_wait_mark(struct hl_cuda *c, int i) {
-    if (c->side && hl_emu_deaf != i + 1) run_side(c->side, c->side->mark[i]);
-}
-void hl_cuda_join(struct hl_cuda *c) {
-    if (hl_emu_deaf != HL_MARKS + 1) run_all(c);
-}
-
 void hl_cuda_close(struct hl_cuda *c) {
     if (!c) return;
-    run_all(c);
-    if (c->side) free(c->side->scratch);
-    free(c->side);
     hl_cuda_fp8_close(c);
     free(c->scratch);
     free(c->rows_host);
@@ -148,19 +62,18 @@ void *hl_cuda_malloc(struct hl_cuda *c, int64_t bytes) {
     return p;
 }
 void hl_cuda_free(struct hl_cuda *c, void *p) {
-    run_all(c); /* as cudaFree does */
+    (void)c;
     free(p);
 }
 void *hl_cuda_malloc_host(struct hl_cuda *c, int64_t bytes) { return hl_cuda_malloc(c, bytes); }
 void hl_cuda_free_host(struct hl_cuda *c, void *p) { hl_cuda_free(c, p); }
 void hl_cuda_memset(struct hl_cuda *c, void *p, int byte, int64_t bytes) {
-    HL_ASSERT(!c->aside);
+    (void)c;
     WATCH(operation());
     memset(p, byte, (size_t)bytes);
 }
 void hl_cuda_memcpy(struct hl_cuda *c, void *to, const void *from, int64_t bytes, enum hl_direction way) {
-    HL_ASSERT(!c->aside);
-    (void)way;
+    (void)c, (void)way;
     WATCH(operation());
     memcpy(to, from, (size_t)bytes);
 }
@@ -218,8 +131,8 @@ bool hl_cuda_gemm_has(struct hl_cuda *c, const struct hl_gemm *g) {
     if (lacks) c->fp8_refused++;
     return !lacks;
 }
-static void gemm(void *ctx) {
-    const struct hl_gemm *g = ctx;
+void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
+    (void)c;
     HL_ASSERT(!g->a_scale || (g->b_trans && !g->a_trans && g->lda == g->K && g->ldb == g->K));
     WATCH(operation());
     if (!g->a_scale) touch_rows(g->A, g->a_trans ? g->K : g->M, g->a_trans ? g->M : g->K, g->lda, g->in, 0);
@@ -236,11 +149,6 @@ static void gemm(void *ctx) {
             if (g->out == HOLA_BF16) ((uint16_t *)g->C)[i * g->ldc + j] = hl_to_bf16(sum);
             else ((float *)g->C)[i * g->ldc + j] = sum;
         }
-}
-
-void hl_cuda_gemm(struct hl_cuda *c, const struct hl_gemm *g) {
-    struct hl_gemm own = *g;
-    hl_emu_issue(c, gemm, &own, sizeof own);
 }
 
 static double now(void) {

@@ -57,9 +57,6 @@ enum { warpSize = 32 };
 
 extern char *emu_shared; /* dynamic shared memory of the block */
 void emu_run(dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *ctx);
-/* device.c: runs work(ctx) now, or later with a copy of the `bytes` at ctx, if it is of the side stream. */
-struct hl_cuda;
-extern "C" void hl_emu_issue(struct hl_cuda *c, void (*work)(void *), void *ctx, size_t bytes);
 void __syncthreads(void);
 void emu_sync_warp(void);
 /* Gives every lane's `bytes` to the whole warp; the result, [32][stride 64], is valid until the next call. The last

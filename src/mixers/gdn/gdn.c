@@ -40,7 +40,7 @@ struct hl_linear hl_gdn_projections(const struct gdn_layer *g) {
     const struct gdn_grads none = {0}, *d = g->d ? g->d : &none;
     const struct gdn_acts *a = g->a;
     struct hl_linear in = {.M = g->l->T, .K = g->s.d, .x = g->l->xn, .dx = g->l->dxn, .ld = g->joint};
-    in.room = g->joint > 0, in.aside = g->l->aside;
+    in.room = g->joint > 0;
     in.dx_add = hl_memory_gates_tokens(g->l->cfg); /* the memory's projection came first */
     hl_layer_part(g->l, &in, Q_PROJ, a->q0, d->dq0);
     hl_layer_part(g->l, &in, K_PROJ, a->k0, d->dk0);

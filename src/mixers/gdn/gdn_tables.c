@@ -66,11 +66,11 @@ int64_t hl_gdn_joint_row(const struct gdn_dims *s, enum hl_pass pass, bool host)
 
 /* The projections in the order of their tensors, then the outputs of F_UP and G_UP. */
 static void add_projections(const struct gdn_dims *s, int64_t joint, struct hl_buffers *list, size_t row,
-                            const size_t field[8], bool late) {
+                            const size_t field[8]) {
     const bool low = s->low > 0;
     const int64_t a = s->HV * s->decays, z = s->gated ? s->vv : 0;
     const int64_t width[8] = {s->qk, s->qk, s->vv, s->low, s->low, low ? 0 : a, s->beta ? s->HV : 0, low ? 0 : z};
-    hl_buffer_add_row(list, joint, row, 8, field, width, late);
+    hl_buffer_add_row(list, joint, row, 8, field, width);
     if (!low) return;
     hl_buffer_add(list, (struct hl_buffer){.field = field[5], .width = a});
     hl_buffer_add(list, (struct hl_buffer){.field = field[7], .width = z});
@@ -94,7 +94,7 @@ void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define CHEAP .cheap = true
 #define REAL .element = HL_ELEMENT_REAL
     add_projections(&s, joint, acts, AT(row),
-                    (const size_t[8]){AT(q0), AT(k0), AT(v0), AT(f0), AT(g0), AT(a), AT(b), AT(z)}, false);
+                    (const size_t[8]){AT(q0), AT(k0), AT(v0), AT(f0), AT(g0), AT(a), AT(b), AT(z)});
     ADD(q1, s.qk, CHEAP);
     ADD(k1, s.qk, CHEAP);
     ADD(v1, s.vv, CHEAP);
@@ -120,7 +120,7 @@ void hl_gdn_buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define ADD(name, numbers, ...) \
     hl_buffer_add(grads, (struct hl_buffer){.field = AT(name), .width = numbers, __VA_ARGS__})
     add_projections(&s, joint, grads, AT(row),
-                    (const size_t[8]){AT(dq0), AT(dk0), AT(dv0), AT(df0), AT(dg0), AT(da), AT(db), AT(dz)}, true);
+                    (const size_t[8]){AT(dq0), AT(dk0), AT(dv0), AT(df0), AT(dg0), AT(da), AT(db), AT(dz)});
     ADD(dy, s.vv, .cheap = false);
     ADD(dout, s.vv, .cheap = false);
     ADD(dq, s.qk, .cheap = false);

@@ -106,7 +106,7 @@ static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define REAL .element = HL_ELEMENT_REAL
     const size_t in[SHARED] = {A(qkv.projected[0]), A(qkv.projected[1]), A(qkv.projected[2]), A(z), A(low)};
     const size_t din[SHARED] = {G(qkv.dprojected[0]), G(qkv.dprojected[1]), G(qkv.dprojected[2]), G(dz), G(dlow)};
-    hl_buffer_add_row(acts, joint, A(row), SHARED, in, width, false);
+    hl_buffer_add_row(acts, joint, A(row), SHARED, in, width);
     hl_qkv_buffers(f, &s, acts, A(qkv), grads, G(qkv));
     ADD(acts, A(gate), gate, .cheap = false);
     ADD(acts, A(g), gate, REAL);
@@ -115,7 +115,7 @@ static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
     ADD(acts, A(r_o), s.H, REAL);
     ADD(acts, A(y), s.out, .cheap = true);
     if (!train) return;
-    hl_buffer_add_row(grads, joint, G(row), SHARED, din, width, true);
+    hl_buffer_add_row(grads, joint, G(row), SHARED, din, width);
     ADD(grads, G(dgate), gate, .cheap = false);
     ADD(grads, G(dg), gate, REAL);
     ADD(grads, G(dout), s.out, .cheap = false);

@@ -123,7 +123,7 @@ static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
 #define REAL .element = HL_ELEMENT_REAL
     const size_t in[3] = {s.norm ? A(q0) : A(q), s.norm ? A(k0) : A(k), A(v)};
     const size_t din[3] = {s.norm ? G(dq0) : G(dq), s.norm ? G(dk0) : G(dk), G(dv)};
-    hl_buffer_add_row(acts, joint, A(row), 3, in, s.width, false);
+    hl_buffer_add_row(acts, joint, A(row), 3, in, s.width);
     if (s.norm) {
         ADD(acts, A(q), s.q, .cheap = true);
         ADD(acts, A(k), s.kv, .cheap = true);
@@ -133,7 +133,7 @@ static void buffers(const struct hl_buffers_for *f, struct hl_buffers *acts, str
     ADD(acts, A(o), s.q, .cheap = false);
     ADD(acts, A(lse), train ? s.H : 0, REAL);
     if (!train) return;
-    hl_buffer_add_row(grads, joint, G(row), 3, din, s.width, true);
+    hl_buffer_add_row(grads, joint, G(row), 3, din, s.width);
     if (s.norm) {
         ADD(grads, G(dq), s.q, .cheap = false);
         ADD(grads, G(dk), s.kv, .cheap = false);
@@ -168,7 +168,6 @@ static struct layer open_layer(const struct hl_layer *l) {
 
 static struct hl_linear projections(const struct layer *y) {
     struct hl_linear in = {.M = y->l->T, .K = y->s.d, .x = y->l->xn, .dx = y->l->dxn, .ld = y->joint};
-    in.aside = y->l->aside;
     hl_layer_part(y->l, &in, Q_PROJ, y->s.norm ? y->a->q0 : y->a->q, y->s.norm ? y->d.dq0 : y->d.dq);
     hl_layer_part(y->l, &in, K_PROJ, y->s.norm ? y->a->k0 : y->a->k, y->s.norm ? y->d.dk0 : y->d.dk);
     hl_layer_part(y->l, &in, V_PROJ, y->a->v, y->d.dv);

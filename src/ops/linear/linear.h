@@ -30,7 +30,6 @@ struct hl_linear {
     bool out_real; /* forward: out and from are real even if activations are not (logits) */
     void *dx;      /* backward; NULL: not wanted */
     bool dx_add;
-    bool aside; /* backward, on a device: dW may be computed later than the op, beside others (struct hl_aside) */
 };
 
 int64_t hl_linear_scratch(void); /* bytes per worker */

@@ -119,15 +119,6 @@ static void backward(struct hl_backend *backend, const struct hl_linear *parts, 
         if (is_small_n[p]) continue;
         struct fp8_done done = {false, false};
         if (is_fp8[p]) done = fp8_backward(&fp8, p, dx_add);
-        if (part->dW && !done.dW) { /* first: aside, it need not wait for dx */
-            struct hl_gemm g = product(N, a->K, a->M, part->dout, a->x, part->dW);
-            g.a_trans = true, g.lda = ld;
-            if (a->ldx) g.ldb = a->ldx;
-            g.out = HOLA_F32, g.beta = 1.0f;
-            if (a->aside) hl_cuda_aside(c);
-            hl_cuda_gemm(c, &g);
-            if (a->aside) hl_cuda_back(c);
-        }
         if (a->dx && !done.dx) {
             struct hl_gemm g = product(a->M, a->K, N, part->dout, part->W.data, a->dx);
             g.lda = ld;
@@ -136,6 +127,13 @@ static void backward(struct hl_backend *backend, const struct hl_linear *parts, 
             hl_cuda_gemm(c, &g);
         }
         dx_add = true;
+        if (part->dW && !done.dW) {
+            struct hl_gemm g = product(N, a->K, a->M, part->dout, a->x, part->dW);
+            g.a_trans = true, g.lda = ld;
+            if (a->ldx) g.ldb = a->ldx;
+            g.out = HOLA_F32, g.beta = 1.0f;
+            hl_cuda_gemm(c, &g);
+        }
     }
 }
 

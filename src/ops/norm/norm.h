@@ -19,10 +19,9 @@ struct hl_rmsnorm {
     void *y;
     real *r; /* [M], kept for the backward pass; never NULL */
     const void *dy;
-    void *dx, *dz;    /* dz: laid out like z */
-    real *dw;         /* accumulated */
-    bool dx_add;      /* dx += */
-    const void *from; /* with dx_add: dx = from + ...; NULL: dx itself */
+    void *dx, *dz; /* dz: laid out like z */
+    real *dw;      /* accumulated */
+    bool dx_add;   /* dx += */
 };
 #define HL_L2_EPS 1e-6
 struct hl_l2norm {

@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(BACK_THREADS, back_shape<N, gated>::PER
             load_pieces<lanes, N>(x[k], a.x + m * D, lane, D);
             load_pieces<lanes, N>(dy[k], a.dy + m * D, lane, D);
             if (gated) load_pieces<lanes, N>(z[k], a.z + z_row(a, m), lane, D);
-            if (a.dx_add) load_pieces<lanes, N>(before[k], a.from + m * D, lane, D);
+            if (a.dx_add) load_pieces<lanes, N>(before[k], a.dx + m * D, lane, D);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
@@ -162,7 +162,7 @@ template <bool gated> static __global__ void __launch_bounds__(THREADS) norm_bwd
             if (!in || c >= D) continue;
             kx[i] = *(const uint4 *)(a.x + at), kdy[i] = *(const uint4 *)(a.dy + at);
             if (gated) kz[i] = *(const uint4 *)(a.z + at_z + c);
-            if (a.dx_add) kold[i] = *(const uint4 *)(a.from + at);
+            if (a.dx_add) kold[i] = *(const uint4 *)(a.dx + at);
         }
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -212,7 +212,7 @@ static __global__ void norm_bwd_any(struct norm a) {
             const float z = f32(a.z[z_row(a, m) + c]), s = sigmoid(z);
             put(a.dz + z_row(a, m) + c, f32(a.dy[i]) * xh * w * gate_slope(gate_kind_of(a), z, s));
         }
-        put(a.dx + i, a.dx_add ? f32(a.from[i]) + d : d);
+        put(a.dx + i, a.dx_add ? f32(a.dx[i]) + d : d);
     }
 }
 /* before norm_bwd_any, which may overwrite dy: a thread sums one column over the block's rows */

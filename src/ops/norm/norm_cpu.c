@@ -131,7 +131,7 @@ static inline void drms_lanes(const struct hl_rmsnorm *a, int64_t m, int64_t c, 
     }
     if (dw) put(dw + c, get(dw + c, n) + u * xh, n);
     d = r * (u * w - xh * mean);
-    if (a->dx_add) d += get((const real *)(a->from ? a->from : a->dx) + i, n);
+    if (a->dx_add) d += get((const real *)a->dx + i, n);
     put((real *)a->dx + i, d, n);
 }
 

@@ -17,9 +17,9 @@ enum {
 
 struct norm {
     int64_t M, D, z_heads, z_ld;
-    float share, eps;             /* r = 1/sqrt(share sum(x^2) + eps) */
-    const act *x, *z, *dy, *from; /* from: what dx is added to */
-    const float *w;               /* NULL: ones */
+    float share, eps; /* r = 1/sqrt(share sum(x^2) + eps) */
+    const act *x, *z, *dy;
+    const float *w; /* NULL: ones */
     act *y, *dx, *dz;
     float *r, *part; /* part [blocks][D]: partial sums of dw */
     bool dx_add, z_sigmoid;
@@ -106,13 +106,12 @@ static struct norm rms(const struct hl_rmsnorm *a) {
     n.x = (const act *)a->x, n.z = (const act *)a->z, n.dy = (const act *)a->dy;
     n.w = a->w, n.y = (act *)a->y, n.dx = (act *)a->dx, n.dz = (act *)a->dz;
     n.r = a->r, n.dx_add = a->dx_add, n.z_sigmoid = a->z_sigmoid;
-    n.from = a->from ? (const act *)a->from : n.dx;
     return n;
 }
 static struct norm l2(const struct hl_l2norm *a) {
     struct norm n = {a->M, a->D, 0, 0, 1.0f, (float)HL_L2_EPS};
     n.x = (const act *)a->x, n.dy = (const act *)a->dy, n.y = (act *)a->y, n.dx = (act *)a->dx;
-    n.r = a->r, n.dx_add = a->dx_add, n.from = n.dx;
+    n.r = a->r, n.dx_add = a->dx_add;
     return n;
 }
 

@@ -28,7 +28,7 @@ static real ungated(const struct hl_rmsnorm *a, int64_t i) {
 }
 
 void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm *a) {
-    const real *x = a->x, *z = a->z, *dy = a->dy, *from = a->from ? a->from : a->dx;
+    const real *x = a->x, *z = a->z, *dy = a->dy;
     real *dx = a->dx, *dz = a->dz;
     (void)backend;
     for (int64_t c = 0; a->dw && c < a->D; c++) {
@@ -49,7 +49,7 @@ void HL_OP(rmsnorm_backward)(struct hl_backend *backend, const struct hl_rmsnorm
         for (int64_t c = 0; c < a->D; c++) {
             int64_t i = m * a->D + c;
             real xh = r * x[i], d = r * (ungated(a, i) * weight(a, c) - xh * (real)mean);
-            dx[i] = a->dx_add ? from[i] + d : d;
+            dx[i] = a->dx_add ? dx[i] + d : d;
             if (z) {
                 real sg = hl_sigmoid(z[i]);
                 dz[i] = dy[i] * xh * weight(a, c) * sg * (a->z_sigmoid ? 1 - sg : 1 + z[i] * (1 - sg));

@@ -18,8 +18,7 @@ struct hl_xent {
     int32_t *correct; /* NULL, or [M]: 1 if the target is the argmax (ties: lowest id) */
     void *logits;     /* workspace: [min(M, xent_rows of the backend)][vocabulary] activations */
     real scale;
-    void *dx;      /* NULL: loss only */
-    real *dW;      /* accumulated */
-    void *logits2; /* a second workspace, for a device that computes dW beside the next rows; NULL: none */
+    void *dx; /* NULL: loss only */
+    real *dW; /* accumulated */
 };
 #endif

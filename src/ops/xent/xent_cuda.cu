@@ -128,35 +128,30 @@ static void softmax_rows(struct hl_cuda *c, const struct softmax *a, int64_t row
 #undef RUN
 }
 
-/* The gradients of a slice of logits: dW beside the next slice, if it has a workspace of its own. */
-static void gradients(struct hl_cuda *c, const struct hl_xent *a, int64_t row, int64_t rows, const act *z, int mark) {
-    const int64_t V = a->W.rows, D = a->D;
-    struct hl_gemm g = {V, D, rows, true, false, z, (const act *)a->x + row * D, a->dW, V, D, D, HL_ACT_DTYPE};
-    g.out = HOLA_F32, g.alpha = g.beta = 1.0f;
-    if (a->logits2) hl_cuda_aside(c);
-    hl_cuda_gemm(c, &g);
-    if (a->logits2) hl_cuda_mark(c, mark), hl_cuda_back(c);
-    g.M = rows, g.N = D, g.K = V, g.a_trans = false;
-    g.B = a->W.data, g.C = (act *)a->dx + row * D, g.out = HL_ACT_DTYPE, g.beta = 0.0f;
-    hl_cuda_gemm(c, &g);
-}
-
 extern "C" void HL_OP(xent)(struct hl_backend *backend, const struct hl_xent *a) {
     struct hl_cuda *c = hl_cuda_of(backend);
     const int64_t V = a->W.rows, D = a->D, most = HL_XENT_ROWS_CUDA;
     for (int64_t row = 0; row < a->M; row += most) {
         const int64_t rows = min(most, a->M - row);
-        const bool second = a->logits2 && row / most % 2;
-        const int mark = HL_MARK_LOGITS + second;
-        act *z = (act *)(second ? a->logits2 : a->logits);
         const act *x = (const act *)a->x + row * D;
-        const struct softmax s = {
-            V, z, a->target + row, a->nll + row, (float)a->scale, a->dx != NULL, a->correct ? a->correct + row : NULL};
-        struct hl_gemm g = {rows, V, D, false, true, x, a->W.data, z, D, D, V, HL_ACT_DTYPE, HL_ACT_DTYPE};
+        const struct softmax s = {V,
+                                  (act *)a->logits,
+                                  a->target + row,
+                                  a->nll + row,
+                                  (float)a->scale,
+                                  a->dx != NULL,
+                                  a->correct ? a->correct + row : NULL};
+        struct hl_gemm g = {rows, V, D, false, true, x, a->W.data, a->logits, D, D, V, HL_ACT_DTYPE, HL_ACT_DTYPE};
         g.alpha = 1.0f, g.beta = 0.0f;
-        if (a->logits2) hl_cuda_wait_mark(c, mark); /* dW of the slice that was here */
         hl_cuda_gemm(c, &g);
         softmax_rows(c, &s, rows);
-        if (a->dx) gradients(c, a, row, rows, z, mark);
+        if (!a->dx) continue;
+        g.M = rows, g.N = D, g.K = V, g.b_trans = false;
+        g.A = a->logits, g.B = a->W.data, g.C = (act *)a->dx + row * D;
+        g.lda = V, g.ldb = D, g.ldc = D;
+        hl_cuda_gemm(c, &g);
+        g.M = V, g.N = D, g.K = rows, g.a_trans = true;
+        g.A = a->logits, g.B = x, g.C = a->dW, g.lda = V, g.out = HOLA_F32, g.beta = 1.0f;
+        hl_cuda_gemm(c, &g);
     }
 }
