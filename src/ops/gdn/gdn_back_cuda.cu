@@ -2,7 +2,6 @@
  * first that fits a batch is used, the gates of all chunks, and the sum over a key head's value heads. */
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_back_cuda.cuh"
-#include <stdlib.h>
 
 enum { WARPS = 4 };
 
@@ -100,8 +99,6 @@ static int scan_splits(const struct gdn_back *a, int64_t longest) {
     enum { LEAST = 8 };
     const int64_t heads = a->segs * a->HV, chunks = hl_pieces(longest, C);
     const bool wide = a->K == 128 && a->V % 128 == 0 && heads * (a->V / 128) >= LEAST;
-    const char *s = getenv("HOLA_GDN_BACK_PARTS"); /* MEASURE */
-    if (s) return gdn_num_splits(atoi(s), chunks);
     return gdn_num_splits(GDN_BUSY / (heads * hl_pieces(a->V, wide ? 128 : 64)), chunks);
 }
 /* splits of the fused scan, so that its blocks fill the GPU */

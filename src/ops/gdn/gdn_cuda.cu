@@ -22,7 +22,7 @@ static bool ring_split_fits(struct hl_cuda *c, const struct hl_gdn *a) {
     enum { LEAST = 112 }; /* chunks from which split scans and joining are faster than `scan` */
     const int64_t chunks = hl_pieces(a->rows->dev->longest, CHUNK), blocks = scan_blocks(a);
     return blocks > 0 && blocks < GDN_FULL && HL_OP(gdn_ring_fits)(c, a->K, a->V) && gdn_ring_plan_of(a).splits > 1 &&
-           (a->K == 64 || chunks >= LEAST || getenv("HOLA_GDN_PARTS"));
+           (a->K == 64 || chunks >= LEAST);
 }
 static bool scan_fits(struct hl_cuda *c, const struct hl_gdn *a) {
     return scan_blocks(a) < GDN_FULL && a->K != 64 && HL_OP(gdn_ring_fits)(c, a->K, a->V);

@@ -13,8 +13,6 @@
 #include "ops/cuda_ops.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
 #include "ops/gdn/gdn_trans_cuda.cuh"
-#include <stdlib.h>
-#include <string.h>
 
 struct gdn_ring_args {
     const bf16 *q, *k, *v, *A, *P; /* P NULL: formed by the scan */
@@ -42,12 +40,7 @@ struct gdn_ring_plan {
 static inline struct gdn_ring_plan gdn_ring_plan_of(const struct hl_gdn *a) {
     enum { LEAST = 8 };
     const int64_t heads = a->rows->n * a->HV, chunks = hl_pieces(a->rows->dev->longest, CHUNK);
-    int W = a->K == 128 && a->V % 128 == 0 && heads * (a->V / 128) >= LEAST ? 2 : 1;
-    const char *s = getenv("HOLA_GDN_PARTS"); /* MEASURE: nxW */
-    if (s) {
-        W = s[strcspn(s, "x")] ? atoi(s + strcspn(s, "x") + 1) : W;
-        return {gdn_num_splits(atoi(s), chunks), W};
-    }
+    const int W = a->K == 128 && a->V % 128 == 0 && heads * (a->V / 128) >= LEAST ? 2 : 1;
     return {gdn_num_splits(GDN_BUSY / (heads * (a->V / (64 * W))), chunks), W};
 }
 
