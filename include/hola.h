@@ -287,8 +287,9 @@ HOLA_API hola_status hola_session_feed(hola_session *s, const int32_t *ids, int6
 HOLA_API hola_status hola_session_feed_text(hola_session *s, const hola_tokenizer *t, const char *text, int64_t len,
                                             int64_t *n);
 /* For long feeds and scores of this session, also through its history: f is called between passes (512 tokens on a CPU,
- * 8192 on a GPU) with no lock held. If it returns false, the call fails with HOLA_ECANCELLED; the session then holds
- * the tokens fed so far (hola_session_position) and no logits. f NULL: no callback. Clones do not inherit it. */
+ * 32,768 on a GPU, or 8192 if its memory is short) with no lock held. If it returns false, the call fails with
+ * HOLA_ECANCELLED; the session then holds the tokens fed so far (hola_session_position) and no logits. f NULL: no
+ * callback. Clones do not inherit it. */
 typedef bool (*hola_on_progress)(void *ctx, int64_t done, int64_t total);
 HOLA_API void hola_session_on_progress(hola_session *s, hola_on_progress f, void *ctx);
 /* Like hola_session_feed, with the logits after each token, [n][vocab_size]: to check a draft in one pass, for example.
