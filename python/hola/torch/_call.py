@@ -84,7 +84,9 @@ def dense(x: Optional[Tensor], dtype: Optional[torch.dtype] = None) -> Optional[
     """x as a kernel needs it: of the type, dense, on 16 bytes."""
     if x is None:
         return None
-    x = (x if dtype is None else x.to(dtype)).contiguous()
+    if dtype is not None and x.dtype != dtype:
+        x = x.to(dtype)
+    x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
@@ -165,6 +167,37 @@ def _no_second(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError("hola.torch: second derivatives need plain PyTorch: with hola.torch.use_kernels(False)")
 
 
+def _differentiable(name: str, setup: Any, gradient: Any) -> None:
+    """As torch.library.register_autograd, which looks up the defaults of all arguments at every call (these operators
+    have none) and takes half of a forward call's time on the host for it."""
+    op = getattr(torch.ops.hola, name).default
+    internals: Any = torch._C
+
+    def below(keyset: Any, args: Any) -> Any:
+        return op.redispatch(keyset & internals._after_autograd_keyset, *args)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            *inputs, keyset = args
+            with internals._AutoDispatchBelowAutograd():
+                output = below(keyset, inputs)
+                setup(ctx, tuple(inputs), output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return *gradient(ctx, *grads), None
+
+    def call(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            return Function.apply(*args, keyset)
+        with internals._AutoDispatchBelowAutograd():
+            return below(keyset, args)
+
+    library.impl(name, call, "Autograd", with_keyset=True)
+
+
 def register(name: str, forward: tuple[str, Any, Any], backward: tuple[str, Any, Any], setup: Any,
              autograd: Any) -> None:
     """hola::NAME_forward and hola::NAME_backward, each a schema, the function and its fake kernel."""
@@ -172,5 +205,5 @@ def register(name: str, forward: tuple[str, Any, Any], backward: tuple[str, Any,
         library.define(f"{name}_{which}({schema}")
         library.impl(f"{name}_{which}", function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"hola::{name}_{which}", fake, lib=library)
-    torch.library.register_autograd(f"hola::{name}_forward", autograd, setup_context=setup, lib=library)
+    _differentiable(f"{name}_forward", setup, autograd)
     torch.library.register_autograd(f"hola::{name}_backward", _no_second, lib=library)

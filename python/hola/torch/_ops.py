@@ -64,7 +64,7 @@ def _gdn_forward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Ten
     m = call.new((B, T, HV)) if score else none_of(q)
     kept = call.new((call.bytes(False)[0] if keep else 0,), torch.uint8)
     call.run(False, cu, **_gdn_inputs(q, k, v, g, beta, A_log, dt_bias, h0), out=out, ht=ht, m=m, kept=kept)
-    return out.to(q.dtype), ht, m, kept
+    return out if main == q.dtype else out.to(q.dtype), ht, m, kept
 
 
 def _gdn_backward(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, A_log: Optional[Tensor],
