@@ -201,5 +201,8 @@ int main(int argc, char **argv) {
     }
     tell();
     print();
+    for (int64_t i = 0; i < all.n; i++) free(all.stream[i].at), hl_text_free(&all.stream[i].rest);
+    free(all.stream);
+    hl_text_free(&bodies);
     return 0;
 }
