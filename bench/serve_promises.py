@@ -374,7 +374,7 @@ def kernel_sockets():
 
 def connections():
     """Connections that made a request each and are kept, at a server that has done nothing else: it has freed nothing
-    that they could take instead of new memory."""
+    that they could take instead of new memory, but for what it made ready for 64 streams (6 MB: 1.5 KiB for each of 4,000)."""
     n = o.connections
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import time
-from serve_client import Server, check, finish, request, soon
+from serve_client import HOLA, Server, check, finish, request, soon
 
 model, work = sys.argv[1:3]
 s = Server(model, "--tokenizer", "byte", "--log", "none", "--cors", "http://app.example", "--alias", "one", "--alias", "two",
@@ -167,6 +167,28 @@ check("no text, no key in the log", "hush" not in said, said[:400])
 check("its fields", all(set(x) == {"time", "id", "call", "status", "read", "cached", "written", "seconds"} for x in lines), lines[:1])
 check("its lines", [(x["call"], x["status"]) for x in lines][-3:] == [("POST /v1/completions", 200), ("POST /v1/chat/completions", 200), ("GET other", 404)]
       and [x["read"] + x["cached"] for x in lines if x["id"] == "patient"] == [10] and [x["written"] for x in lines if x["id"] == "patient"] == [3], lines)
+
+# memory: what 64 answers need was ready before the first connection, so the thread that talks to all of them takes none
+# that is new to the process, nor after some was freed; it is the first one, whose number is the process's
+def new_pages(server):
+    with open("/proc/%d/task/%d/stat" % (server.p.pid, server.p.pid)) as f:
+        return int(f.read().rsplit(")", 1)[1].split()[7])
+
+
+fresh = Server(model, "--tokenizer", "byte", "--log", "none", "--parallel", "64")
+with open("/proc/%d/maps" % fresh.p.pid) as f:
+    glibc = "libc.so.6" in f.read()
+body = {"prompt": "a" * 64, "max_tokens": 1000, "ignore_eos": True}
+for turn in ("the first 64 answers", "64 more"):
+    before = new_pages(fresh)
+    k = [fresh.connect(120) for _ in range(64)]
+    [x.sendall(post(body, b"/v1/completions", [CLOSE])) for x in k]
+    got = [b"".join(iter(lambda: x.recv(65536), b"")) for x in k]
+    [x.close() for x in k]
+    taken = new_pages(fresh) - before
+    check("%s came" % turn, all(x.startswith(b"HTTP/1.1 200 ") for x in got), got[0][:300])
+    check("%s: new pages" % turn, taken < 30 or not glibc or HOLA.endswith("san/hola"), taken)
+fresh.stop()
 
 # shutting down: what runs goes on, what comes on a kept connection is turned down, a body is not waited for
 run = s.connect()

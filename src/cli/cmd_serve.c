@@ -178,6 +178,16 @@ static void keep_heap_small(void) {
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
 }
+/* ... but what all streams need stays: else an arena gives back what is over 128 kB at its end, and takes it again as
+ * new memory. */
+static void keep_heap_ready(int64_t bytes) {
+#ifdef __GLIBC__
+    mallopt(M_TOP_PAD, (int)bytes); /* what is left when some is given back */
+    mallopt(M_TRIM_THRESHOLD, 2 * (int)bytes);
+#else
+    (void)bytes;
+#endif
+}
 
 /* ---- all of it ---- */
 
@@ -224,9 +234,7 @@ static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cac
     const struct hl_serve_opts e = {.model = s->model,
                                     .tokenizer = s->tokenizer,
                                     .eos = eos >= 0 ? eos : (int32_t)cfg->eos_token_id,
-                                    .parallel = o->parallel ? o->parallel
-                                                : gpu       ? 64
-                                                            : 16,
+                                    .parallel = o->parallel,
                                     .queue = o->queue,
                                     .cache_mem = cache_mem,
                                     .sessions = o->sessions,
@@ -238,10 +246,11 @@ static int start_engine(struct serve *s, const struct serve_opts *o, int64_t cac
                                     .lease = o->shared ? o->lease : 0,
                                     .sampling = o->sampling,
                                     .slow_gap = o->log == HL_LOG_DEBUG ? 0.006 : 0};
+    keep_heap_ready(hl_serve_heap(o->parallel, cfg->vocab_size));
     return hl_serve_open(&s->engine, &e) == HOLA_OK ? CLI_OK : cli_fail_library();
 }
 
-static void say_memory(const struct serve *s, const struct serve_opts *o, int64_t parallel, int64_t cache_mem) {
+static void say_memory(const struct serve *s, const struct serve_opts *o, int64_t cache_mem) {
     struct stat st;
     hola_session *y;
     int64_t bytes = 0, weights = 0;
@@ -251,8 +260,8 @@ static void say_memory(const struct serve *s, const struct serve_opts *o, int64_
     if (file && stat(file, &st) == 0) weights = st.st_size;
     free(file);
     fprintf(stderr, "at most about %s MB: weights of %.1f MB, %" PRId64 " sessions of %s bytes, %.1f MB of snapshots\n",
-            cli_grouped(a, (weights + (parallel + 1) * bytes + cache_mem) / 1000000), (double)weights * 1e-6,
-            parallel + 1, cli_grouped(b, bytes), (double)cache_mem * 1e-6);
+            cli_grouped(a, (weights + (o->parallel + 1) * bytes + cache_mem) / 1000000), (double)weights * 1e-6,
+            o->parallel + 1, cli_grouped(b, bytes), (double)cache_mem * 1e-6);
 }
 
 static int serve(struct serve *s, const struct serve_opts *o, int64_t cache_mem, int64_t max_body) {
@@ -264,7 +273,6 @@ static int serve(struct serve *s, const struct serve_opts *o, int64_t cache_mem,
     s->name = folder_name(o->model);
     if (!s->name) return cli_fail("no memory for a name");
     const char *const own[] = {s->name};
-    const int64_t parallel = o->parallel ? o->parallel : gpu ? 64 : 16;
     const struct hl_server_opts h = {.model = s->model,
                                      .tokenizer = s->tokenizer,
                                      .engine = s->engine,
@@ -279,7 +287,7 @@ static int serve(struct serve *s, const struct serve_opts *o, int64_t cache_mem,
                                      .aliases = {o->aliases.n ? o->aliases.item : own, o->aliases.n ? o->aliases.n : 1},
                                      .backend = backend,
                                      .predict = o->predict,
-                                     .parallel = parallel,
+                                     .parallel = o->parallel,
                                      .queue = o->queue,
                                      .max_body = max_body,
                                      .connections = o->connections,
@@ -294,7 +302,7 @@ static int serve(struct serve *s, const struct serve_opts *o, int64_t cache_mem,
     if (hl_server_open(&s->server, &h) != HOLA_OK) return cli_fail_library();
     if (guessed)
         fprintf(stderr, "the model names no chat template that hola knows: chats use 'plain' (--chat-template)\n");
-    say_memory(s, o, parallel, cache_mem);
+    say_memory(s, o, cache_mem);
     running = s->server;
     catch_signals();
     const bool six = strchr(o->host, ':') != NULL;
@@ -341,6 +349,7 @@ int cmd_serve(int argc, char **argv) {
                        o.listener ? "the socket that was passed" : o.host);
     if (rc == CLI_OK) {
         raise_descriptors();
+        if (!o.parallel) o.parallel = !strncmp(cli_backend(o.backend), "cuda", 4) ? 64 : 16;
         keep_heap_small();
         rc = serve(&s, &o, cache_mem, max_body);
     }

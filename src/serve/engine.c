@@ -117,6 +117,7 @@ static double idle_time(struct hl_serve_engine *e, double due) {
 static void *run(void *ctx) {
     struct hl_serve_engine *e = ctx;
     const bool host = e->o.model->backend->host;
+    hl_serve_ready_heap(hl_serve_heap(e->o.parallel, e->vocab));
     for (double due = -1;;) {
         if (e->streams == 0 && !e->waiting && !e->stopping) hl_serve_refill_memory(e);
         const double wait = idle_time(e, due);

@@ -41,6 +41,11 @@ void hl_serve_stop(struct hl_serve_engine *e, double drain);
 bool hl_serve_ended(struct hl_serve_engine *e); /* all requests have been returned and all conversations saved */
 void hl_serve_close(struct hl_serve_engine *e); /* waits for that first */
 
+/* Bytes that malloc gives a server's thread while so many sequences join; vocab: of the engine's thread, 0: of others.
+ * The second writes as many and frees them, in the calling thread: of use where malloc keeps them (mallopt). */
+int64_t hl_serve_heap(int64_t parallel, int64_t vocab);
+void hl_serve_ready_heap(int64_t bytes);
+
 /* ---- requests ---- */
 
 enum hl_fork { HL_FORK_NONE, HL_FORK_DROPPED, HL_FORK_KEPT };

@@ -1,5 +1,5 @@
 /* engine_start.c -- what an engine does before its first request, so that no request waits for it: memory for sessions
- * and, on a device, the first use of what passes over prompts need.
+ * and for the threads' own needs and, on a device, the first use of what passes over prompts need.
  *
  * New memory costs page faults, or waits for a device, which in a burst of requests would take as long as reading the
  * prompts. So the model has blocks that were written to: since before the first request, and again whenever the engine is
@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct fill {
     struct hl_serve_engine *e;
@@ -46,6 +47,39 @@ static int64_t missing(const struct hl_serve_engine *e) {
 void hl_serve_refill_memory(struct hl_serve_engine *e) {
     struct fill f = {.e = e};
     while (missing(e) > 0 && undisturbed(&f) && add_one(&f, undisturbed)) {}
+}
+
+/* ---- malloc's memory ---- */
+
+/* Some virtual machines take milliseconds for a megabyte that is written for the first time. Each thread has an arena of
+ * malloc, and events are allocated in the engine's and freed by another thread, so one that waits for new memory may keep
+ * the other waiting, too. What is counted: text and events, logits of a session and of its snapshot (docs/notes/serve.md
+ * has what was measured). */
+enum { READY_MOST = 32 << 20 };
+int64_t hl_serve_heap(int64_t parallel, int64_t vocab) {
+    enum { ALWAYS = 2 << 20, EACH = 64 << 10 };
+    const int64_t each = EACH + 2 * vocab * (int64_t)sizeof(float);
+    return parallel < (READY_MOST - ALWAYS) / each ? ALWAYS + parallel * each : READY_MOST;
+}
+void hl_serve_ready_heap(int64_t bytes) {
+    enum { SIZE = 64 << 10, STRIDE = 2 << 10 }; /* too small for a mapping of its own; less than a page */
+    struct block {
+        struct block *next;
+    } *last = NULL, *b;
+    for (int64_t done = 0; done < bytes && (b = malloc(SIZE)); done += SIZE) {
+        volatile char *at = (char *)b; /* a compiler may leave out what is written before free() */
+        for (int64_t i = 0; i < SIZE; i += STRIDE) at[i] = 0;
+        b->next = last;
+        last = b;
+    }
+    for (; last; last = b) {
+        b = last->next;
+        free(last);
+    }
+}
+static void ready_logits(struct hl_serve_engine *e) {
+    const int64_t bytes = e->room * e->vocab * (int64_t)sizeof *e->logits;
+    memset(e->logits, 0, (size_t)(bytes < READY_MOST ? bytes : READY_MOST));
 }
 
 /* ---- a device's first uses ---- */
@@ -160,6 +194,7 @@ hola_status hl_serve_prepare(struct hl_serve_engine *e) {
     const int64_t n = missing(e);
     int64_t left = 0, used = 0, before = 0;
     hola_status s = hl_serve_make_streams(e, e->o.parallel);
+    if (s == HOLA_OK) ready_logits(e);
     if (s == HOLA_OK && m->backend->host && n > 0) hl_pool_run(m->backend->pool, n, fill_one, &f);
     if (s != HOLA_OK || m->backend->host) return s;
     while (missing(e) > 0 && in_time(&f) && add_one(&f, in_time)) {}

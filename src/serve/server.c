@@ -214,6 +214,7 @@ hola_status hl_server_open(struct hl_server **out, const struct hl_server_opts *
         s->context = n > 0 ? ids[n - 1] : 0;
         free(ids);
     }
+    if (st == HOLA_OK) hl_serve_ready_heap(hl_serve_heap(opt->parallel, 0)); /* of this thread, which will run it */
     if (st == HOLA_OK) st = opt->listener > 0 ? take_listener(s) : bind_to(s);
     struct epoll_event a = {.events = EPOLLIN, .data.ptr = &listener_mark},
                        b = {.events = EPOLLIN, .data.ptr = &wake_mark};
