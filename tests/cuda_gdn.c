@@ -201,13 +201,15 @@ static void wide_splits(void **state) {
     dev_close(&d);
 }
 
-/* Splits whose transition is 0 before they end. */
+/* Splits whose transition is 0 before they end, and such that are as long but keep theirs. */
 static void vanishing(void **state) {
     static const int64_t len[] = {36 * 64, 3};
-    static const struct gdn_shape f = {2, 16, 64, 64, GATE_RANDOM, -3, 0, 1};
+    static const struct gdn_shape f = {2, 16, 64, 64, GATE_RANDOM, -3, 0, 1},
+                                  kept = {2, 16, 64, 64, GATE_RANDOM, -0.001, 0, 0.05};
     (void)state;
     struct dev d = dev_open(false);
     compare(&d, &f, len, 2);
+    compare(&d, &kept, len, 2);
     dev_close(&d);
 }
 
